@@ -207,7 +207,7 @@ def tables() -> dict[str, Table]:
 
 def point_rows(directory: Path, table: str | None) -> Rows:
     """Returns all rows of the named table; None: of the first workload that has points."""
-    from overlap_sweep.workloads.sections import read_sources
+    from overlap_sweep.workloads import read_sources
 
     known = tables()
     if table not in (None, *known):

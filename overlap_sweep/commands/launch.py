@@ -63,7 +63,7 @@ def report_measured() -> bool:
     if measured:
         from overlap_sweep.report.console import console_for, print_section
         from overlap_sweep.results.points import read_points
-        from overlap_sweep.workloads.sections import sections_of_points
+        from overlap_sweep.workloads import sections_of_points
 
         readings = [read_points(directory) for directory in measured]
         for problem in (problem for reading in readings for problem in reading.problems):
@@ -100,7 +100,7 @@ def write_report(*, headlines: bool) -> None:
     from overlap_sweep.report.console import console_for, print_headlines
     from overlap_sweep.report.files import write_reports
     from overlap_sweep.report.page import FILE_NAME
-    from overlap_sweep.workloads.sections import analyse
+    from overlap_sweep.workloads import analyse
 
     root = outcomes.root
     assert root

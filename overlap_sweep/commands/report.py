@@ -17,7 +17,7 @@ from overlap_sweep.report.console import console_for, print_answers, print_writt
 from overlap_sweep.report.files import write_reports
 from overlap_sweep.report.section import Analysis
 from overlap_sweep.report.table import Table
-from overlap_sweep.workloads.sections import analyse
+from overlap_sweep.workloads import analyse
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -169,8 +169,6 @@ class Section:
     """Topic for the page's title: `tensor-parallel overlap`; empty: `what`."""
     subjects: list[str] = field(default_factory=list)
     """Subjects other than models, for the page's title."""
-    launch_bound: int = 0
-    """Number of launch-bound points."""
     problems: list[str] = field(default_factory=list)
     """A sentence for each file that could not be read."""
     warnings: list[str] = field(default_factory=list)
@@ -180,6 +178,11 @@ class Section:
     def frame(self) -> pd.DataFrame:
         """Returns the points with every column of files."""
         return self.points.frame
+
+    @property
+    def launch_bound(self) -> int:
+        """Returns the number of launch-bound points."""
+        return len({row.directory for row in self.points.rows if row.is_launch_bound})
 
     @property
     def answered(self) -> Listing:

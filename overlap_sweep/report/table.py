@@ -348,7 +348,13 @@ def measured_column(column: Column[R]) -> Column[PointRow[R]]:
 
 
 def points_table(
-    name: str, rows: str, point_columns: Iterable[Column[PointRow[R]]], measured: Iterable[Column[R]]
+    name: str,
+    rows: str,
+    point_columns: Iterable[Column[PointRow[R]]],
+    measured: Iterable[Column[R]],
+    point: Column[PointRow] = POINT,
 ) -> Table[PointRow[R]]:
-    """Returns the table of all points of a workload: columns of the point, then of its measurements."""
-    return Table(name, rows, (*point_columns, *ORIGIN, *map(measured_column, measured)))
+    """Returns the table of all points of a workload: columns of the point, with those that all workloads have, then of
+    its measurements."""
+    all_have = STATUS, ERROR, *ORIGIN
+    return Table(name, rows, (point, DIRECTORY, *point_columns, *all_have, *map(measured_column, measured)))

@@ -109,6 +109,6 @@ class Measured(msgspec.Struct, kw_only=True, tag_field="workload"):
         return ""
 
     @classmethod
-    def as_asked(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns a composed configuration with what the workload fills in whatever the machine."""
+    def as_asked(cls, config: Any) -> Mapping[str, object]:
+        """Returns the composed `Config` with what the workload fills in whatever the machine."""
         return dict(config)

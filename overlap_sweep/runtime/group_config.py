@@ -18,7 +18,8 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.gpus import beginning_with
 from overlap_sweep.program import environment_with_package
 from overlap_sweep.results.identity import machine
-from overlap_sweep.workloads import Wrapper, profilers
+from overlap_sweep.workloads import profilers
+from overlap_sweep.workloads.profilers import Wrapper
 
 LONGEST_TEMPORARY_BYTES = 107 - len("/pymp-12345678/listener-12345678")
 """Longest path of the temporary directory: multiprocessing's processes, such as those of loaders, listen below it, and

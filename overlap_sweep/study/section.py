@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from overlap_sweep.overlap import space
-from overlap_sweep.report import causes, table
+from overlap_sweep.report import causes
 from overlap_sweep.report.comparison import Comparing
 from overlap_sweep.report.numbers import as_us
 from overlap_sweep.report.section import Answer, Section, Sources
@@ -123,12 +123,7 @@ def tables(name: str, case: Iterable[Case], asked: Iterable[Row], measured: Iter
     own = (*measured, attribute("launch_bound", kind="flag"))
     of_best = (through(column, attrgetter("answer")) for column in (RUNS, *own))
     return Tables(
-        points_table(
-            name,
-            "one row per point",
-            (table.POINT, table.DIRECTORY, *asked, table.STATUS, table.ERROR),
-            (*own, CHOSEN, NOTE),
-        ),
+        points_table(name, "one row per point", asked, (*own, CHOSEN, NOTE)),
         Table(name, "one row per setting", (setting(), RUNS, over_reference(reference), *own, NOTE)),
         Table(
             name,
@@ -186,7 +181,6 @@ def section(study: Study[C, R], sources: Sources) -> Section | None:
         },
         decided=Listing(study.answers, analyses),
         files=study.files(rows),
-        launch_bound=sum(row.is_launch_bound for row in rows),
         problems=[problem for reading in traces.values() for problem in reading.problems],
         warnings=[warning for reading in traces.values() for warning in reading.warnings],
     )

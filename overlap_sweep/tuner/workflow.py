@@ -34,6 +34,7 @@ from overlap_sweep.runtime.progress import shown_waiting
 from overlap_sweep.search.measured import Job, SearchInputs
 from overlap_sweep.search.sweeper import Sweep, case_of
 from overlap_sweep.search.tasks import Task, cases
+from overlap_sweep.workloads import analyse
 from overlap_sweep.workloads.layer import sizes_refusal
 from overlap_sweep.workloads.layer.answer import compare
 from overlap_sweep.workloads.layer.config import Layer, WorkloadOptions
@@ -44,7 +45,6 @@ from overlap_sweep.workloads.operator.choice import PassChoice
 from overlap_sweep.workloads.operator.config import Resolved
 from overlap_sweep.workloads.operator.result import OperatorTimes
 from overlap_sweep.workloads.operator.switches import LAYERS_ALIKE, plan
-from overlap_sweep.workloads.sections import analyse
 
 TP_SIZES = (2, 4, 8)
 

@@ -15,8 +15,8 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.results.estimate import hidden_fraction
 from overlap_sweep.results.points import Point, group_cases, read_points
 from overlap_sweep.results.run_directory import Status
+from overlap_sweep.workloads import sections_of_points
 from overlap_sweep.workloads.copy_engine.config import CopyEngine
-from overlap_sweep.workloads.sections import sections_of_points
 from tests.composed import configuration
 from tests.made_sweeps import write_sweep_of_copies, write_sweep_of_training
 from tests.make_point import (

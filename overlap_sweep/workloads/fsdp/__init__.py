@@ -31,7 +31,7 @@ from overlap_sweep.workloads.fsdp.config import (
     ResolvedTraining,
     Streams,
 )
-from overlap_sweep.workloads.memory import ADAM_BYTES, Memory, layer_activations, layer_parameters
+from overlap_sweep.workloads.memory import ADAM_BYTES, DenseLayer, Memory
 
 if TYPE_CHECKING:
     from overlap_sweep.results.run_directory import Result
@@ -216,10 +216,10 @@ def _ranks(point: Config) -> dict[str, Any]:
 
 
 def _memory(point: Resolved) -> Memory:
-    model, ranking = point["model"], point.ranking
+    layer, ranking = DenseLayer.of(point.model), point.ranking
     tables = ranking.num_sparse_features + 1
-    layers = ranking.num_layers * layer_parameters(model)
-    count = layers + tables * ranking.vocab_size * model["hidden_size"]
+    layers = ranking.num_layers * layer.parameters
+    count = layers + tables * ranking.vocab_size * layer.hidden_size
     shards = point.world_size // point.fsdp.replicas if point.backend == "fsdp2" else 1
     number_bytes = 4 if point.precision == "fp32" else 2
     tokens = point.workload.tokens / point.world_size / point.training.gradient_accumulation
@@ -228,7 +228,7 @@ def _memory(point: Resolved) -> Memory:
         parameters=4 * count,
         gradients=4 * count / shards,
         optimizer=ADAM_BYTES * count / shards,
-        activations=tokens * ranking.num_layers * layer_activations(model) * number_bytes,
+        activations=tokens * ranking.num_layers * layer.activations() * number_bytes,
     )
 
 

@@ -17,12 +17,8 @@ from overlap_sweep.report.diagnosis import NODES
 from overlap_sweep.report.numbers import as_loss, as_us
 from overlap_sweep.report.table import (
     DEVICE,
-    DIRECTORY,
-    ERROR,
     MODEL,
-    POINT,
     PRECISION,
-    STATUS,
     Column,
     Kind,
     PointRow,
@@ -237,8 +233,6 @@ TABLE = points_table(
     "training",
     "one row per point",
     (
-        POINT,
-        DIRECTORY,
         replace(MODEL, dropped=1),
         asked("ranks", "distributed", "dp_size", kind="count", header="ranks"),
         NODES,
@@ -247,8 +241,6 @@ TABLE = points_table(
         replace(PRECISION, dropped=1),
         setting_of_point(lambda point: NAMING.in_words(knobs_of(point.config_as(Asked)))),
         *(through(column, _options) for column in KNOBS),
-        STATUS,
-        ERROR,
     ),
     (*TIMES, *OF_POINTS, *MEASURED, CHOSEN, NOTE),
 )

@@ -12,10 +12,6 @@ from overlap_sweep.report.numbers import as_rate, as_us, shortened, some_of
 from overlap_sweep.report.section import Exhibit
 from overlap_sweep.report.table import (
     DEVICE,
-    DIRECTORY,
-    ERROR,
-    POINT,
-    STATUS,
     Column,
     Listing,
     PointRow,
@@ -150,8 +146,6 @@ TABLE = points_table(
     "jobs",
     "one row per point",
     (
-        POINT,
-        DIRECTORY,
         P("script", lambda row: script_of(row.point.config_as(Resolved)), SCRIPT, "text", header="script"),
         asked("command", "job", "command", about=COMMAND, kind="text"),
         asked("ranks", "job", "ranks", about=RANKS, kind="count", header="ranks"),
@@ -159,8 +153,6 @@ TABLE = points_table(
         DEVICE,
         setting_of_point(lambda point: NAMING.in_words(options_of(point.config_as(Resolved))), SETTING),
         asked("repetition", about="Number of the repetition.", kind="count"),
-        STATUS,
-        ERROR,
     ),
     (*TIMES, *MEASURED, CHOSEN, NOTE),
 )

@@ -16,7 +16,7 @@ from overlap_sweep.workloads.kernel.config import Config, Resolved, ResolvedOpti
 PRECISIONS = tuple(PRECISION_OF_DTYPE.values())
 
 
-def complete(config: Config) -> dict[str, Any]:
+def complete(config: Config) -> dict[str, object]:
     """Returns the point with backend, sizes and implementations, without the options that a kernel does not use."""
     workload, dtype, precision = config.workload, config.dtype, config.precision
     if dtype and precision:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,7 @@ from overlap_sweep.measure.profile import capture_each
 from overlap_sweep.measure.timing import L2_BYTES, MOST_INPUTS, Variant, meet, summarise, time_variants
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.models import BASELINES, SEQUENTIAL, KernelShape
+from overlap_sweep.workloads import MeasuredFields
 from overlap_sweep.workloads.kernel.config import Resolved
 from overlap_sweep.workloads.kernel.result import ImplementationTimes, KernelTimes
 
@@ -36,7 +37,7 @@ class Check(NamedTuple):
     independent: bool
 
 
-def run(point: Resolved, directory: Path, ranks: Ranks) -> dict[str, Any]:
+def run(point: Resolved, directory: Path, ranks: Ranks) -> MeasuredFields:
     """Returns the measured fields of the point's `Result`. Collective."""
     module = backends.load_kernels(point.backend)
     try:
@@ -49,7 +50,7 @@ def run(point: Resolved, directory: Path, ranks: Ranks) -> dict[str, Any]:
     return measured
 
 
-def _measure(point: Resolved, directory: Path, ranks: Ranks) -> dict[str, Any]:
+def _measure(point: Resolved, directory: Path, ranks: Ranks) -> MeasuredFields:
     problem = draw_problem(point, ranks)
     baselines = plain.baselines_of(problem, ranks)
     calls, left_out = build_all(point, problem, ranks)
@@ -82,7 +83,7 @@ def _measure(point: Resolved, directory: Path, ranks: Ranks) -> dict[str, Any]:
     return {
         "measured": KernelTimes(implementations=found, left_out=left_out),
         "objective_us": found[fastest].time.median_us,
-        "relative_error": wrong,
+        "relative_error": {**wrong},
         "launch_bound": any(one.launch_bound for one in found.values()),
         "traces": capture_each({name: variants[name] for name in profiled}, ranks, workload.profiled, directory),
     }

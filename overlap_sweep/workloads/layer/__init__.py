@@ -255,7 +255,7 @@ def _by_kind(tensor_parallel: Callable[..., Any], of_moe: Callable[..., Any]) ->
     return lambda config, *more: (of_moe if config.layer.kind == MOE_KIND else tensor_parallel)(config, *more)
 
 
-WORKLOAD = Workload(
+WORKLOAD = Workload[Config, Resolved](
     name="layer",
     package=__name__,
     complete=_by_kind(complete, moe.complete),

@@ -61,8 +61,6 @@ def _asked_of_experts(name: str, about: str = "", kind: Kind = "count", header: 
 
 
 OF_POINT = (
-    replace(table.POINT, queried=True),
-    table.DIRECTORY,
     replace(table.MODEL, differing=True, dropped=1),
     replace(table.BACKEND, header=""),
     table.DEVICE,
@@ -86,8 +84,6 @@ OF_POINT = (
     ),
     OfPoint("attention_backend", lambda row: attention_backend(row.point.result), kind="text"),
     table.measured_column(attribute("", kind="text", read="label", header="variant", style="setting")),
-    table.STATUS,
-    table.ERROR,
 )
 TIMES = (
     *(
@@ -117,7 +113,13 @@ TIMES = (
     LAUNCH_BOUND_NOTE,
 )
 VARIANT = attribute("variant", kind="text", read="name")
-TABLE = points_table("layers", "one row per point and variant", OF_POINT, (replace(VARIANT, queried=True), *TIMES))
+TABLE = points_table(
+    "layers",
+    "one row per point and variant",
+    OF_POINT,
+    (replace(VARIANT, queried=True), *TIMES),
+    point=replace(table.POINT, queried=True),
+)
 LABEL = C("", lambda row: row.label, kind="text", header="variant", style="setting")
 COMPARED = Table("layers", "one row per variant", (LABEL, VARIANT, *TIMES))
 
@@ -150,7 +152,6 @@ def section(sources: Sources) -> Section | None:
         ],
         points=Listing(TABLE, rows, "Every variant of the whole layers."),
         report={"layers": [report(point, layers.get(point.directory), root) for point in points]},
-        launch_bound=sum(any(row.launch_bound for row in layer.rows) for layer in layers.values()),
     )
 
 
@@ -243,8 +244,9 @@ def legend(layer: LayerAnalysis) -> str:
 def report(point: Point, layer: LayerAnalysis | None, root: Path) -> dict[str, Any]:
     """Returns the layer's entry in tuning_report.json."""
     row, rows = PointRow[VariantRow](point, root, None), layer.rows if layer else []
+    of_point = (table.POINT, table.DIRECTORY, *OF_POINT, table.STATUS, table.ERROR)
     return {
-        **{column.name: column.value(row) for column in OF_POINT if column.name},
+        **{column.name: column.value(row) for column in of_point if column.name},
         **recorded([point]),
         "warnings": point.result.warnings if point.result else [],
         "verdict": layer.verdict if layer else None,

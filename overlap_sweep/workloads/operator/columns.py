@@ -13,13 +13,9 @@ from overlap_sweep.report.numbers import as_percent, as_us
 from overlap_sweep.report.table import (
     BACKEND,
     DEVICE,
-    DIRECTORY,
-    ERROR,
     MODEL,
-    POINT,
     PRECISION,
     PROCESS_WIDE,
-    STATUS,
     Column,
     PointRow,
     Table,
@@ -142,8 +138,6 @@ def _trace_note(row: PhaseTimes) -> str | None:
 
 _CONFIG_ID = "TP size, operator, phase and setting in one word; also the pass's other slot where it overlaps too."
 POINT_COLUMNS = (
-    POINT,
-    DIRECTORY,
     P("config_id", _id, _CONFIG_ID, "text", queried=True),
     replace(MODEL, differing=True),
     replace(BACKEND, differing=True),
@@ -159,8 +153,6 @@ POINT_COLUMNS = (
     P("method", lambda row: _setting(row)["method"], kind="text"),
     *knob_columns(_setting),
     P("", lambda row: space.brief_name(_setting(row)), kind="text", header="setting", style="setting"),
-    STATUS,
-    ERROR,
 )
 PHASE_COLUMNS = (
     attribute("time_us", read="times.point.median_us", header="time us"),

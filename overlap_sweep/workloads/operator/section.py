@@ -80,7 +80,6 @@ def section(sources: Sources) -> Section | None:
         decided=decided,
         files=[file for case in analysis.cases for file in _files(case, sources)],
         more=tuning(sources, analysis.strays),
-        launch_bound=sum(len(case.launch_bound) for case in analysis.cases),
         problems=[problem for trace in read for problem in trace.problems],
         warnings=[warning for trace in read for warning in trace.warnings],
     )

@@ -5,11 +5,11 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path, PurePath
 from statistics import fmean, stdev
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -32,10 +32,17 @@ from overlap_sweep.workloads.tp_training.config import (
 from overlap_sweep.workloads.tp_training.language_model import peak_tflops
 from overlap_sweep.workloads.tp_training.result import TpTrainingRun, TpTrainingStep
 
-GRID = ("tp_size", "dp_size")
 STACK_OPTIONS = (
-    *("zero_stage", "attn_impl", "vocab_parallel", "sequence_parallel", "compile", "tp_comm_overlap"),
-    *("tp_comm_overlap_cfg", "autocast", "activation_checkpointing", *DATA_PARALLEL_OPTIONS),
+    "zero_stage",
+    "attn_impl",
+    "vocab_parallel",
+    "sequence_parallel",
+    "compile",
+    "tp_comm_overlap",
+    "tp_comm_overlap_cfg",
+    "autocast",
+    "activation_checkpointing",
+    *DATA_PARALLEL_OPTIONS,
 )
 """Options of `tp_training` that change how a step is computed, not what."""
 WORK = "token and GPU"
@@ -43,13 +50,17 @@ WORK = "token and GPU"
 
 def options_of(config: Asked) -> Options:
     """Returns the setting of a point: grid of ranks, implementation and its options."""
-    training = {f"tp_training.{name}": getattr(config.tp_training, name) for name in STACK_OPTIONS}
-    first = {**{name: getattr(config, name) for name in ("impl", *GRID)}, **training}
-    found = {**first, "runtime.max_connections": config.runtime.max_connections}
+    found = {
+        "impl": config.impl,
+        "tp_size": config.tp_size,
+        "dp_size": config.dp_size,
+        **{f"tp_training.{name}": getattr(config.tp_training, name) for name in STACK_OPTIONS},
+        "runtime.max_connections": config.runtime.max_connections,
+    }
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _usual(options: Options, name: str) -> Any:
+def _usual(options: Options, name: str) -> object:
     impl, option = options.get("impl"), last_part(name)
     if option == "compile":
         return impl == "async_tp"
@@ -58,7 +69,7 @@ def _usual(options: Options, name: str) -> Any:
     return getattr(TpTraining, option, None)
 
 
-def _value(value: Any) -> str:
+def _value(value: object) -> str:
     # A file's name without its folder.
     return PurePath(value).stem[:40] if isinstance(value, str) else value_in_words(value)
 
@@ -111,10 +122,6 @@ class TpTrainingRow(SettingRow[TpTrainingTimes]):
     """One setting over all its points, or one point by itself."""
 
     @property
-    def communication(self) -> StepCommunication | None:
-        return self.times.communication
-
-    @property
     def losses(self) -> Losses | None:
         return self.times.losses
 
@@ -129,12 +136,8 @@ class TpTrainingRow(SettingRow[TpTrainingTimes]):
         return self.points[0].measured_as(TpTrainingRun)
 
     @property
-    def ranks(self) -> int:
-        return self.config.tp_size * self.config.dp_size
-
-    @property
     def amounts(self) -> Mapping[str, float | None]:
-        return {WORK: self.run.tokens_per_step / self.ranks}
+        return {WORK: self.run.tokens_per_step / self.config.world_size}
 
     @cached_property
     def steps(self) -> list[TpTrainingStep]:
@@ -158,7 +161,7 @@ class TpTrainingRow(SettingRow[TpTrainingTimes]):
 
     @property
     def tflops_per_gpu(self) -> float:
-        return self.run.flops_per_step / self.time_us / 1e6 / self.ranks
+        return self.run.flops_per_step / self.time_us / 1e6 / self.config.world_size
 
     @property
     def mfu(self) -> float | None:
@@ -287,18 +290,20 @@ def results_json(row: TpTrainingRow, table: Table[TpTrainingRow]) -> bytes:
     return msgspec.json.format(msgspec.json.encode(results(row, table)), indent=2) + b"\n"
 
 
-def results(row: TpTrainingRow, table: Table[TpTrainingRow]) -> dict[str, Any]:
+def results(row: TpTrainingRow, table: Table[TpTrainingRow]) -> dict[str, object]:
     """Returns the content of the results file."""
     config, run, steps, result = row.config, row.run, row.steps, row.points[0].result
     assert result
-    options = dict(row.points[0].recorded["tp_training"])
+    options = asdict(config.tp_training)
     times_ms, per_s = [step.step_us / 1e3 for step in steps], fmean(1e6 / step.step_us for step in steps)
     losses = [step.loss for step in steps if step.loss is not None]
     return {
         "config": {
             "model_name": config.model.name,
-            **{name: getattr(config, name) for name in ("impl", "tp_size", "dp_size")},
-            "num_layers": config.language_model["num_hidden_layers"],
+            "impl": config.impl,
+            "tp_size": config.tp_size,
+            "dp_size": config.dp_size,
+            "num_layers": config.num_layers,
             "use_vocab_parallel": options.pop("vocab_parallel"),
             **options,
             "output_dir": str(row.points[0].directory),
@@ -323,7 +328,7 @@ def results(row: TpTrainingRow, table: Table[TpTrainingRow]) -> dict[str, Any]:
     }
 
 
-def _step(step: TpTrainingStep, run: TpTrainingRun) -> dict[str, Any]:
+def _step(step: TpTrainingStep, run: TpTrainingRun) -> dict[str, float | None]:
     parts = ("step", "forward", "backward", "optimizer")
     return {
         "step": step.step,

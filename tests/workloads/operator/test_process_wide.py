@@ -9,7 +9,7 @@ from overlap_sweep.compare.sweeps import compared_fields, read_dataset
 from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.overlap.overlap_cfg import process_wide
 from overlap_sweep.report.files import write_reports
-from overlap_sweep.workloads.sections import analyse
+from overlap_sweep.workloads import analyse
 from tests.make_point import make_point, operator_config, pass_times
 
 EIGHT = "CUDA_DEVICE_MAX_CONNECTIONS=8"

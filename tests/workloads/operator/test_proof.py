@@ -10,10 +10,10 @@ import pytest
 from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.report.section import Analysis
+from overlap_sweep.workloads import analyse
 from overlap_sweep.workloads.layer.answer import analyse_layer
 from overlap_sweep.workloads.operator.answer import CaseAnalysis
 from overlap_sweep.workloads.operator.proof import NO_OVERLAP, Proof, Unproven
-from overlap_sweep.workloads.sections import analyse
 from tests.made_sweeps import (
     BEST_SLOTS,
     BEST_SWITCHES,
