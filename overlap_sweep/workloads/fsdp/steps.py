@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
-from statistics import mean, median
+from statistics import fmean, median
 from typing import Any
 
 import torch
@@ -230,7 +230,7 @@ class SteadyClock:
         self._ranks.synchronize()
         lead_us = (time.perf_counter() - enqueued_s) * 1e6
         step_us = steps[-1].end.after_ns(steps[0].begin) / 1e3 / self._steps
-        self._host_us[variant].append(mean(step.host_s for step in steps) * 1e6)
+        self._host_us[variant].append(fmean(step.host_s for step in steps) * 1e6)
         self._step_us[variant].append(step_us)
         self._lead[variant].append(lead_us / step_us)
         return Turn({"step": step_us}, late=False)

@@ -11,7 +11,7 @@ from typing import Any
 
 from overlap_sweep.report.numbers import as_us, shortened
 from overlap_sweep.results import verdict
-from overlap_sweep.results.estimate import Estimate, estimate
+from overlap_sweep.results.estimate import Estimate, estimate, standard_deviation
 from overlap_sweep.results.identity import key_of
 from overlap_sweep.results.points import Point
 from overlap_sweep.study import SettingRow
@@ -172,7 +172,7 @@ def times_of(settings: Sequence[Sequence[Point]]) -> list[JobTimes]:
     means_us = [_means_us(points) for points in settings]
     between = verdict.noise_of_runs(means_us)
     return [
-        JobTimes(between.over_runs(pooled(points), means), statistics.stdev(means) if len(means) > 1 else None)
+        JobTimes(between.over_runs(pooled(points), means), standard_deviation(means) if len(means) > 1 else None)
         for points, means in zip(settings, means_us, strict=True)
     ]
 

@@ -8,14 +8,14 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path, PurePath
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import NamedTuple
 
 import msgspec
 
 from overlap_sweep.report.numbers import as_us
 from overlap_sweep.report.table import Table
-from overlap_sweep.results.estimate import Estimate
+from overlap_sweep.results.estimate import Estimate, standard_deviation
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.traces import TraceReading
@@ -313,7 +313,7 @@ def results(row: TpTrainingRow, table: Table[TpTrainingRow]) -> dict[str, object
         "summary": {
             "num_steps": len(steps),
             "avg_step_time_ms": fmean(times_ms),
-            "std_step_time_ms": stdev(times_ms) if len(times_ms) > 1 else 0.0,
+            "std_step_time_ms": standard_deviation(times_ms) if len(times_ms) > 1 else 0.0,
             "avg_tokens_per_sec": run.tokens_per_step * per_s,
             "avg_samples_per_sec": run.samples_per_step * per_s,
             "avg_loss": fmean(losses) if losses else None,
