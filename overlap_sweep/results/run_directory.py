@@ -6,7 +6,6 @@ Launching writes one `result.json` per point, whole or not at all; analysis read
 import os
 import re
 import shutil
-from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -355,7 +354,7 @@ def asked_point(config: Any, path: Path) -> ResolvedPoint:
         # What is interpolated follows from other options.
         plain = {name: value for name, value in config["workload"].items() if not str(value).startswith("${")}
         composed = msgspec.convert(spelled({**config, "workload": plain}, types.options), types.options)
-        return msgspec.convert(types.measured.as_asked(asdict(composed)), types.asked)
+        return msgspec.convert(types.measured.as_asked(composed), types.asked)
     except msgspec.ValidationError as error:
         raise UserError(
             f"{path} is not a point's configuration ({one_line(error)}); move {path.parent.parent} elsewhere."

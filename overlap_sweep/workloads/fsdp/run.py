@@ -21,7 +21,6 @@ from overlap_sweep.measure.profile import capture_each, profile_steps
 from overlap_sweep.measure.timing import Anchor, Variant, summarise, time_variants
 from overlap_sweep.results.measured import Timing
 from overlap_sweep.results.run_directory import metrics_file
-from overlap_sweep.workloads.fsdp import samples_of
 from overlap_sweep.workloads.fsdp.collectives import FLOOR, NONE, POINT, Collectives, Recorder, Streams, resolve
 from overlap_sweep.workloads.fsdp.config import HOST_LIMITS, Resolved
 from overlap_sweep.workloads.fsdp.ranking_model import RankingModel, compile_layers, initialise, known
@@ -71,7 +70,7 @@ def _measure(
     measured = TrainingRun(
         step=times,
         host_us=host_us,
-        samples_per_step=samples_of(point.training, point.world_size),
+        samples_per_step=point.samples_per_step,
         parameters=parameters,
         losses=recording.losses,
         peak_memory_gb=peak_gb,
@@ -156,7 +155,7 @@ def _initial_model(point: Resolved, ranks: Ranks, recorder: Recorder) -> Ranking
 def _try(point: Resolved, layer: nn.Module) -> None:
     device = next(layer.parameters()).device
     dtype = DTYPES[point.precision]
-    tokens = point.workload.tokens // samples_of(point.training, point.world_size)
+    tokens = point.workload.tokens // point.samples_per_step
     shape = point.training.batch_size, tokens, known(point.model.hidden_size)
     x = torch.randn(shape, device=device, requires_grad=True)
     with torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32):

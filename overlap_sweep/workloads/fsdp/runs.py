@@ -4,12 +4,11 @@ gives one sentence, and the rest is analysed."""
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.report.comparison import flat
@@ -37,10 +36,8 @@ LESS_HIDDEN_BY = 0.1
 """A step is reported if its hidden share of communication is less than the median by this and by MADS."""
 MADS = 6.0
 """Number of median absolute deviations."""
-_SETTINGS = (
-    *("repetition", "backend", "precision", "model", "ranking", "fsdp"),
-    *("training", "distributed", "streams", "compile"),
-)
+_GROUPS = ("model", "ranking", "fsdp", "training", "distributed", "streams", "compile")
+"""Groups of options that are settings."""
 
 
 @dataclass(frozen=True)
@@ -164,15 +161,16 @@ class Run:
         return self.point.result if self.point else None
 
     @cached_property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         """Returns the knobs as in result.json, such as `fsdp.forward_prefetch`; empty for logs without a result."""
         if not self.point:
             return {}
-        config = self.point.recorded
-        runtime = {"max_connections": self.point.config.runtime.max_connections, "nodes": self.point.config.nodes}
-        recorded = {name: config[name] for name in _SETTINGS if name in config}
-        recorded["model"] = {name: value for name, value in config["model"].items() if value is not None}
-        return flat({"runtime": runtime, **recorded})
+        config = self.point.config_as(Asked)
+        groups = {name: asdict(getattr(config, name)) for name in _GROUPS}
+        groups["model"] = {name: value for name, value in groups["model"].items() if value is not None}
+        runtime = {"max_connections": config.runtime.max_connections, "nodes": config.nodes}
+        own = {"repetition": config.repetition, "backend": config.backend, "precision": config.precision}
+        return flat({"runtime": runtime, **own, **groups})
 
     @cached_property
     def steps(self) -> list[Step]:
@@ -243,7 +241,7 @@ class Run:
             yield f"{self.name}: {warning}"
 
     @property
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, object]:
         aggregates = {
             name: {"median": known.time_us, "noise": known.noise_us, "count": known.repeats}
             for name, known in self.estimates.items()
