@@ -16,17 +16,17 @@ import traceback
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from overlap_sweep.recorder.recording import (
-    STEPS_FILE,
-    Recording,
-    Wanted,
-    wanted_from,
-    write_recording,
-)
+from overlap_sweep.recorder.recording import STEPS_FILE, Recording, Wanted, wanted_from, write_recording
 from overlap_sweep.recorder.step_calls import StepCalls
 from overlap_sweep.startup.sitecustomize import NEEDED, say
+
+if TYPE_CHECKING:
+    import torch
+    from torch.optim import Optimizer
+
+    from overlap_sweep.recorder.step_trace import StepTrace
 
 MOST_CHANGES = 10
 """Changes of what makes up a step after which the sentence at its end asks for job.optimizer_steps."""
@@ -77,7 +77,7 @@ class GpuClock:
         self._cuda = sys.modules["torch"].cuda
         self._stream = self._cuda.current_stream()
         self._unused = [self._cuda.Event(enable_timing=True) for _ in range(marks)]
-        self._marked: list[Any] = []
+        self._marked: list[torch.cuda.Event] = []
         self._has_moved = False
         for event in self._unused:
             # torch makes CUDA's event when it is first recorded.
@@ -139,7 +139,7 @@ class StepRecorder:
         self._marked_by: Literal["optimizer", "step"] = "optimizer"
         self._ends = 0
         self._has_begun = False
-        self._trace: Any = None
+        self._trace: StepTrace | None = None
         self._drop()
 
     def _drop(self) -> None:
@@ -151,7 +151,7 @@ class StepRecorder:
         self._clock: GpuClock | None = None
         self._peak_memory_gb: float | None = None
 
-    def after_optimizer(self, optimizer: Any) -> None:
+    def after_optimizer(self, optimizer: Optimizer) -> None:
         """Counts a call. An optimizer within another counts like one beside it."""
         if self.is_over or self._marked_by == "step":
             return
@@ -236,7 +236,7 @@ class StepRecorder:
         trace, self._trace = self._trace, None
         self._write(trace)
 
-    def _write(self, trace: Any = None) -> None:
+    def _write(self, trace: StepTrace | None = None) -> None:
         # Imported here and below, for their 0.2 s, which the first step would wait for.
         from overlap_sweep.results.run_directory import trace_file
 
@@ -260,7 +260,7 @@ class StepRecorder:
         )
         write_recording(directory, recording)
 
-    def _writes(self, trace: Any, path: Path) -> bool:
+    def _writes(self, trace: StepTrace, path: Path) -> bool:
         from overlap_sweep.recorder.step_trace import NoTrace
 
         try:
@@ -280,11 +280,11 @@ class StepRecorder:
         # What went wrong between both clocks has left one of them a time ahead.
         return times_us if len(times_us) + 1 == len(self._ends_s) else []
 
-    def _environment(self) -> dict[str, Any]:
+    def _environment(self) -> dict[str, object]:
         from overlap_sweep.results.identity import packages
 
         torch = sys.modules.get("torch")
-        found: dict[str, Any] = {"packages": packages()}
+        found: dict[str, object] = {"packages": packages()}
         if torch is None:
             return found
         found["torch"] = str(torch.__version__)

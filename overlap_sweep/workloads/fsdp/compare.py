@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from rich.console import Console
 
@@ -82,7 +82,7 @@ class Match:
     theirs: Run | None = None
 
     @cached_property
-    def settings(self) -> dict[str, dict[str, Any]]:
+    def settings(self) -> dict[str, dict[str, object]]:
         """Returns the settings that differ, with values by label, the reference's first: knobs if known, `ranks`."""
         own, others = ({**run.settings, "ranks": run.num_ranks} for run in (self.ours, self.theirs or self.ours))
         # Logs without a result only have the number of ranks.
@@ -106,7 +106,7 @@ class Match:
         return {name: QuantityRatio(self, name, ours.get(name, UNKNOWN), theirs.get(name, UNKNOWN)) for name in known}
 
     @property
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, object]:
         """Returns what summary.json has of it."""
         return {
             "reference_run": self.theirs and self.theirs.name,
@@ -244,7 +244,7 @@ def match_runs(datasets: Sequence[Dataset], reference: str, candidate: str | Non
     return RunComparison(list(datasets), reference, matches, unmatched)
 
 
-def settings_throughout(matches: Sequence[Match]) -> dict[str, dict[str, Any]]:
+def settings_throughout(matches: Sequence[Match]) -> dict[str, dict[str, object]]:
     """Returns the settings that differ in the same way in every pair."""
     first, *others = (match.settings for match in matches)
     return {name: values for name, values in first.items() if all(one.get(name) == values for one in others)}
@@ -260,7 +260,7 @@ def mean_ratios(matches: Sequence[Match]) -> dict[str, float]:
     }
 
 
-def summary(compared: RunComparison) -> dict[str, Any]:
+def summary(compared: RunComparison) -> dict[str, object]:
     """Returns the runs of every dataset with aggregates, settings and ratios to the reference, and the machines and
     commands that measured them. NaN for undefined values."""
     matches = {label: compared.matches[label] for label in compared.candidates}

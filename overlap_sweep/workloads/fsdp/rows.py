@@ -11,19 +11,20 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from operator import attrgetter
-from typing import Any
+from typing import NamedTuple
 
 from overlap_sweep.config import Runtime
 from overlap_sweep.declared import FLOOR, SCHEDULES, TRAINS_DIFFERENTLY, Role, roles_of
 from overlap_sweep.overlap.overlap_cfg import NONE_IN_WORDS
-from overlap_sweep.report.numbers import as_us
+from overlap_sweep.report.numbers import as_count, as_us, counted
 from overlap_sweep.results import verdict
 from overlap_sweep.results.estimate import Estimate, RunNoise, estimate, normalised, pooled_none
 from overlap_sweep.results.gain import gain_over
-from overlap_sweep.results.measured import Timing
+from overlap_sweep.results.measured import Scalar, Timing
+from overlap_sweep.results.nodes import on_nodes
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.run_directory import Result
-from overlap_sweep.study import SettingRow
+from overlap_sweep.study import CaseAnalysis, SettingRow, Times
 from overlap_sweep.study.settings import Naming, Options, key, value_in_words
 from overlap_sweep.workloads import Sample
 from overlap_sweep.workloads.fsdp.config import (
@@ -85,9 +86,9 @@ def those_of(role: Role, options: Options) -> frozenset[tuple[str, str]]:
     return key({name: value for name, value in options.items() if name != DEVICE and role in roles(name)})
 
 
-def _usual(options: Options, name: str) -> Any:
+def _usual(options: Options, name: str) -> Scalar:
     section, _, option = name.partition(".")
-    on_device = TRAINING_ON.get(options[DEVICE], {}) if section == "training" else {}
+    on_device = TRAINING_ON.get(str(options[DEVICE]), {}) if section == "training" else {}
     return on_device.get(option, USUAL.get(name))
 
 
@@ -106,7 +107,7 @@ def overrides(options: Options, shown: Collection[str]) -> str:
     return " ".join(shlex.quote(_override(name, options[name])) for name in NAMING.changed(options) if name in shown)
 
 
-def _override(name: str, value: Any) -> str:
+def _override(name: str, value: Scalar) -> str:
     # Hydra adds keys that the configuration does not list only with ++.
     added = "++" if name.startswith((f"{_ENVIRONMENT}.", f"{_OPTIONS}.")) else ""
     return f"{added}{name}={_quoted(value) if isinstance(value, str) else value_in_words(value)}"
@@ -122,12 +123,32 @@ def _quoted(text: str) -> str:
     return in_quotes(text)
 
 
-@dataclass(frozen=True)
-class StepTimes:
-    """The times of a step in one setting, over all its points."""
+class FsdpCase(NamedTuple):
+    """What must be equal for steps to be compared; batch size, accumulation and precision may differ."""
 
-    step: Estimate
-    """Time as configured; its noise includes the scatter between points of the same setting."""
+    model: str
+    sizes: str
+    """Sizes of the ranking model, in words."""
+    ranks: int
+    device: str
+    key: str
+    """Digest of all sizes, as names may be equal for different sizes."""
+    nodes: int
+    parameters: int
+
+    @property
+    def brief(self) -> str:
+        """Returns the case without sizes or device. Only the widths of the backbone layers are those of `model`."""
+        return f"ranking model (widths of {self.model}), {counted(self.ranks, 'rank')}{on_nodes(self.nodes)}"
+
+    def __str__(self) -> str:
+        return f"Training {self.brief} on {self.device}: {self.sizes}, {as_count(self.parameters)} parameters"
+
+
+@dataclass(frozen=True)
+class StepTimes(Times):
+    """The times of a step in one setting, over all its points: as configured, and of its baselines."""
+
     none: Estimate
     """Time with every collective alone on the device."""
     floor: Estimate
@@ -225,6 +246,9 @@ class FsdpRow(SettingRow[StepTimes]):
             "baseline launch-bound": self.baseline_launch_bound and not self.launch_bound,
             "not compiled": self.run.compiled.startswith("no:"),
         }
+
+
+Analysis = CaseAnalysis[FsdpCase, FsdpRow]
 
 
 def launch_bound_variants(point: Point) -> list[str]:

@@ -8,7 +8,6 @@ from contextlib import closing
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -30,13 +29,13 @@ from overlap_sweep.workloads.fsdp.steps import SteadyClock, Step, TrainingSteps
 from overlap_sweep.workloads.fsdp.telemetry import Device, StepRecord, overlap_of, write_metrics
 
 
-def run(point: Resolved, directory: Path, ranks: Ranks) -> dict[str, Any]:
+def run(point: Resolved, directory: Path, ranks: Ranks) -> dict[str, object]:
     """Trains with telemetry, profiles, and compares. Returns the measured fields of the point's Result. Collective."""
     with ranks.memory_freed():
         return _run(point, directory, ranks)
 
 
-def _run(point: Resolved, directory: Path, ranks: Ranks) -> dict[str, Any]:
+def _run(point: Resolved, directory: Path, ranks: Ranks) -> dict[str, object]:
     training, parameters, compiled = _set_up(point, ranks)
     with closing(training):
         return _measure(point, directory, ranks, training, parameters, compiled)
@@ -49,7 +48,7 @@ def _measure(
     training: TrainingSteps,
     parameters: int,
     compiled: str,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     recorder = training.collectives.recorder
     with DeviceSampler(ranks.device, point.telemetry.sample_interval_s) as sampler:
         recording = TelemetryWriter(directory, ranks, sampler, point.training.log_interval)

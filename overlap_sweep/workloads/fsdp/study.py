@@ -5,12 +5,11 @@ from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from overlap_sweep.declared import TRAINS_DIFFERENTLY, Role
 from overlap_sweep.report.charts import LOST, cut
 from overlap_sweep.report.charts import Key as Part
-from overlap_sweep.report.numbers import as_count, as_us, counted
+from overlap_sweep.report.numbers import as_us
 from overlap_sweep.report.section import Exhibit
 from overlap_sweep.results.comparable import Sample
 from overlap_sweep.results.estimate import NOTABLE_DRIFT, later_change
@@ -20,7 +19,7 @@ from overlap_sweep.results.points import Point
 from overlap_sweep.results.provenance import cpu_only
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.traces import drawn_trace
-from overlap_sweep.study import Bar, CaseAnalysis, Study
+from overlap_sweep.study import Bar, Study
 from overlap_sweep.study.exhibits import EFFECTS, effects, effects_table
 from overlap_sweep.study.settings import Options
 from overlap_sweep.study.words import those_with
@@ -28,6 +27,8 @@ from overlap_sweep.workloads.fsdp.config import Asked, Resolved
 from overlap_sweep.workloads.fsdp.result import TrainingRun
 from overlap_sweep.workloads.fsdp.rows import (
     NAMING,
+    Analysis,
+    FsdpCase,
     FsdpRow,
     StepTimes,
     compared_times,
@@ -52,31 +53,6 @@ _PROBLEMS = {
     "not compiled": "The layers could not be compiled (see compiled in training.csv)",
 }
 """Sentences on settings that have a note."""
-
-
-class FsdpCase(NamedTuple):
-    """What must be equal for steps to be compared; batch size, accumulation and precision may differ."""
-
-    model: str
-    sizes: str
-    """Sizes of the ranking model, in words."""
-    ranks: int
-    device: str
-    key: str
-    """Digest of all sizes, as names may be equal for different sizes."""
-    nodes: int
-    parameters: int
-
-    @property
-    def brief(self) -> str:
-        """Returns the case without sizes or device. Only the widths of the backbone layers are those of `model`."""
-        return f"ranking model (widths of {self.model}), {counted(self.ranks, 'rank')}{on_nodes(self.nodes)}"
-
-    def __str__(self) -> str:
-        return f"Training {self.brief} on {self.device}: {self.sizes}, {as_count(self.parameters)} parameters"
-
-
-Analysis = CaseAnalysis[FsdpCase, FsdpRow]
 
 
 class FsdpStudy(Study[FsdpCase, FsdpRow]):
@@ -161,7 +137,7 @@ class FsdpStudy(Study[FsdpCase, FsdpRow]):
     def more(self, analysis: Analysis) -> list[Exhibit]:
         return effects_table(self, analysis)
 
-    def report(self, analysis: Analysis) -> Mapping[str, Any]:
+    def report(self, analysis: Analysis) -> Mapping[str, object]:
         (best,) = self.answers.records([analysis])
         return {
             "best": {**best, "knobs": analysis.best.options},
@@ -169,7 +145,7 @@ class FsdpStudy(Study[FsdpCase, FsdpRow]):
             "knobs": EFFECTS.records(effects(self, analysis)),
         }
 
-    def report_of_row(self, row: FsdpRow) -> Mapping[str, Any]:
+    def report_of_row(self, row: FsdpRow) -> Mapping[str, object]:
         return {"knobs": row.options}
 
     def samples(self, result: Result) -> dict[str, Sample]:

@@ -11,7 +11,7 @@ arXiv:1910.02054, section 7).
 from collections.abc import Callable
 from dataclasses import replace
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from overlap_sweep.report.diagnosis import NODES
 from overlap_sweep.report.numbers import as_loss, as_us
@@ -32,7 +32,7 @@ from overlap_sweep.report.table import (
     points_table,
     through,
 )
-from overlap_sweep.study import CaseAnalysis
+from overlap_sweep.results.measured import Scalar
 from overlap_sweep.study.section import (
     CHOSEN,
     NOTE,
@@ -44,15 +44,15 @@ from overlap_sweep.study.section import (
 )
 from overlap_sweep.study.settings import Options, value_in_words
 from overlap_sweep.workloads.fsdp.config import Asked, Resolved
-from overlap_sweep.workloads.fsdp.rows import NAMING, FsdpRow, knobs_of, overrides
+from overlap_sweep.workloads.fsdp.rows import NAMING, Analysis, FsdpRow, knobs_of, overrides
 
-A = Column[CaseAnalysis[Any, FsdpRow]]
+A = Column[Analysis]
 C = Column[FsdpRow]
 K = Column[Options]
 
 
-def _knob(name: str, kind: Kind, path: str, read: Callable[[Any], Any] = lambda value: value, **more: Any) -> K:
-    return K(name, lambda options: read(options[path]), f"Value of the option {path}.", kind, **more)
+def _knob(name: str, kind: Kind, path: str, read: Callable[[Scalar], Scalar] = lambda value: value) -> K:
+    return K(name, lambda options: read(options[path]), f"Value of the option {path}.", kind)
 
 
 STRATEGY = _knob("strategy", "text", "distributed.strategy")
@@ -63,7 +63,7 @@ KNOBS = (
         "Number of options that are not at their defaults.",
         "count",
     ),
-    _knob("batch_size", "count", "training.batch_size", header="batch", show=str, dropped=1),
+    replace(_knob("batch_size", "count", "training.batch_size"), header="batch", show=str, dropped=1),
     _knob("gradient_accumulation", "count", "training.gradient_accumulation"),
     _knob("forward_prefetch", "count", "fsdp.forward_prefetch", lambda value: None if value is None else int(value)),
     _knob("backward_prefetch", "text", "fsdp.backward_prefetch", value_in_words),
@@ -81,8 +81,8 @@ KNOBS = (
 """Options with their own columns; the others are in `setting`."""
 
 
-def _us(name: str, about: str, header: str, read: str = "", **more: Any) -> C:
-    return attribute(name, about, read=read, header=header, show=as_us, **more)
+def _us(name: str, about: str, header: str, read: str = "", *, dropped: int = 0, queried: bool = False) -> C:
+    return attribute(name, about, read=read, header=header, show=as_us, dropped=dropped, queried=queried)
 
 
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -266,7 +266,7 @@ COMPARED: Table[FsdpRow] = Table(
 )
 GAIN = "samples_per_s over that of the reference, minus 1."
 REFERENCE, *_, PROVEN, REASON = decision_columns("the setting with the fewest changed options")
-ANSWERS: Table[CaseAnalysis[Any, FsdpRow]] = Table(
+ANSWERS: Table[Analysis] = Table(
     "training",
     "one row per model, ranks, nodes and device: the best setting",
     (

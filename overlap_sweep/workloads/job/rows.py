@@ -7,14 +7,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import PurePath
-from typing import Any
+from typing import NamedTuple
 
-from overlap_sweep.report.numbers import as_us, shortened
+from overlap_sweep.report.numbers import as_us, counted, shortened
 from overlap_sweep.results import verdict
 from overlap_sweep.results.estimate import Estimate, estimate
 from overlap_sweep.results.identity import key_of
+from overlap_sweep.results.measured import Scalar
+from overlap_sweep.results.nodes import on_nodes
 from overlap_sweep.results.points import Point
-from overlap_sweep.study import SettingRow
+from overlap_sweep.study import CaseAnalysis, SettingRow, Times
 from overlap_sweep.study.settings import Naming, Options
 from overlap_sweep.workloads.job.command import in_words
 from overlap_sweep.workloads.job.config import Resolved, ResolvedJob
@@ -59,7 +61,7 @@ def _brief(name: str) -> str:
     return name
 
 
-def _value(value: Any) -> str:
+def _value(value: Scalar) -> str:
     text = in_words(value)
     # Of a file its name is enough: settings that are called the same are numbered.
     is_path = "/" in text and len(text.split()) == 1
@@ -69,11 +71,36 @@ def _value(value: Any) -> str:
 NAMING = Naming(brief=_brief, value=_value)
 
 
+class JobCase(NamedTuple):
+    """What must be equal for jobs to be compared; the values in the command and its environment may differ."""
+
+    script: str
+    ranks: int
+    device: str
+    command: str
+    """The command line as configured, with its placeholders."""
+    directory: str
+    content: str
+    """Digest of the script."""
+    optimizer_steps: int | None
+    metric: str | None
+    metric_is: str
+    unit: str
+    """The metric's name if times are those of a unit of it."""
+    nodes: int
+
+    @property
+    def brief(self) -> str:
+        return f"{self.script}, {counted(self.ranks, 'rank')}{on_nodes(self.nodes)}"
+
+    def __str__(self) -> str:
+        return f"{self.brief} on {self.device}"
+
+
 @dataclass(frozen=True)
-class JobTimes:
+class JobTimes(Times):
     """The time of a step: mean of the runs, with the noise between them; NaN if no setting of the case was repeated."""
 
-    step: Estimate
     between_runs_us: float | None
     """Standard deviation of the runs' means; None with one run."""
 
@@ -165,6 +192,9 @@ class JobRow(SettingRow[JobTimes]):
     def notes(self) -> Mapping[str, bool]:
         wanted = any(point.config_as(Resolved).job.profile_steps for point in self.points)
         return {"launch-bound": self.launch_bound, "not profiled": wanted and self.profiled_us is None}
+
+
+Analysis = CaseAnalysis[JobCase, JobRow]
 
 
 def times_of(settings: Sequence[Sequence[Point]]) -> list[JobTimes]:

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from overlap_sweep.errors import PointFailed, UserError
 from overlap_sweep.recorder.recording import (
@@ -49,7 +48,7 @@ Listing = dict[str, tuple[int, int]]
 _UNREACHED = f"put -m {ATTACH} in front of the script if it ignores PYTHONPATH, as python -I and containers do"
 
 
-def run(point: Resolved, directory: Path, here: Here) -> dict[str, Any]:
+def run(point: Resolved, directory: Path, here: Here) -> dict[str, object]:
     """Returns the measured fields of the point's Result, or raises PointFailed. No process of the command is left."""
     asked = {name: getattr(point.job, name) for name in ("skip_steps", "steps", "profile_steps", "optimizer_steps")}
     wanted = Wanted(directory=str(directory.resolve()), **asked)
@@ -66,8 +65,7 @@ def run(point: Resolved, directory: Path, here: Here) -> dict[str, Any]:
             for node, processes in running.left.items()
         ),
     ]
-    fields = fields_of(point, directory, watched.recordings, watched.output)
-    return {**fields, "warnings": warnings + fields["warnings"]}
+    return fields_of(point, directory, watched.recordings, watched.output, warnings)
 
 
 def _snapshots(folder: Path, directory: Path) -> Listing:

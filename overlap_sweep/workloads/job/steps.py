@@ -27,8 +27,9 @@ HOST_BOUND = 0.1
 
 
 def fields_of(
-    point: Resolved, directory: Path, recordings: Sequence[Recording], output: Output | None
-) -> dict[str, Any]:
+    point: Resolved, directory: Path, recordings: Sequence[Recording], output: Output | None, warnings: Sequence[str]
+) -> dict[str, object]:
+    """Returns the measured fields of the point's Result, with further warnings after those that are given."""
     job = point.job
     amounts = {name: command.amount(point, name) for name in ("samples_per_step", "tokens_per_step")}
     unit, timed_by = "", "metric"
@@ -57,7 +58,7 @@ def fields_of(
         "objective_us": measured.mean_us / measured.amount,
         "launch_bound": is_launch_bound(measured),
         "traces": traces,
-        "warnings": [*_warnings(point, recordings, len(times_us), traces), *trace_warnings],
+        "warnings": [*warnings, *_warnings(point, recordings, len(times_us), traces), *trace_warnings],
         "environment": recordings[0].environment if recordings else {},
     }
 

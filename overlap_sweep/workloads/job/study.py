@@ -2,7 +2,6 @@
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from overlap_sweep.report.charts import Key as Part
 from overlap_sweep.report.numbers import as_percent, as_us, counted, some_of
@@ -13,7 +12,7 @@ from overlap_sweep.results.points import Point
 from overlap_sweep.results.provenance import different_environments
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.traces import drawn_trace
-from overlap_sweep.study import STEP, Bar, CaseAnalysis, Study
+from overlap_sweep.study import STEP, Bar, Study
 from overlap_sweep.study.exhibits import sides
 from overlap_sweep.study.settings import Options
 from overlap_sweep.workloads.job import command
@@ -24,6 +23,8 @@ from overlap_sweep.workloads.job.rows import (
     MULTICAST,
     NAMING,
     VARIABLES,
+    Analysis,
+    JobCase,
     JobRow,
     JobTimes,
     identity,
@@ -37,35 +38,6 @@ from overlap_sweep.workloads.job.tables import ANSWERS, COMPARED, TABLE, finding
 
 UNEVEN = 0.05
 """Share by which the mean exceeds the median from which on steps are said to vary."""
-
-
-class JobCase(NamedTuple):
-    """What must be equal for jobs to be compared; the values in the command and its environment may differ."""
-
-    script: str
-    ranks: int
-    device: str
-    command: str
-    """The command line as configured, with its placeholders."""
-    directory: str
-    content: str
-    """Digest of the script."""
-    optimizer_steps: int | None
-    metric: str | None
-    metric_is: str
-    unit: str
-    """The metric's name if times are those of a unit of it."""
-    nodes: int
-
-    @property
-    def brief(self) -> str:
-        return f"{self.script}, {counted(self.ranks, 'rank')}{on_nodes(self.nodes)}"
-
-    def __str__(self) -> str:
-        return f"{self.brief} on {self.device}"
-
-
-Analysis = CaseAnalysis[JobCase, JobRow]
 
 
 class JobStudy(Study[JobCase, JobRow]):
@@ -109,7 +81,7 @@ class JobStudy(Study[JobCase, JobRow]):
             nodes=point.case.nodes,
         )
 
-    def order(self, case: JobCase) -> Any:
+    def order(self, case: JobCase) -> tuple[object, ...]:
         return case.script, case.ranks, *map(str, case)
 
     def options(self, point: Point) -> Options:
@@ -169,7 +141,7 @@ class JobStudy(Study[JobCase, JobRow]):
     def details(self, analysis: Analysis) -> list[str]:
         return [f"Command: {analysis.case.command}"]
 
-    def report_of_row(self, row: JobRow) -> Mapping[str, Any]:
+    def report_of_row(self, row: JobRow) -> Mapping[str, object]:
         return {"options": row.options, "exposed_us_by_group": row.exposed_us_by_group, "causes": row.causes}
 
     def key(self, analysis: Analysis, row: JobRow) -> Key:

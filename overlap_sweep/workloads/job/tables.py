@@ -2,9 +2,8 @@
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any
 
 from overlap_sweep.diagnosis import as_share
 from overlap_sweep.report.diagnosis import NODES
@@ -25,7 +24,6 @@ from overlap_sweep.report.table import (
     points_table,
     through,
 )
-from overlap_sweep.study import CaseAnalysis
 from overlap_sweep.study.section import (
     CHOSEN,
     NOTE,
@@ -39,7 +37,7 @@ from overlap_sweep.study.section import (
 from overlap_sweep.workloads.job.command import command_line
 from overlap_sweep.workloads.job.config import Resolved
 from overlap_sweep.workloads.job.result import FoundCause
-from overlap_sweep.workloads.job.rows import NAMING, JobRow, options_of, script_of
+from overlap_sweep.workloads.job.rows import NAMING, Analysis, JobRow, options_of, script_of
 
 LONGEST_GROUP = 40
 """Longest name of a process group in a cell, in characters."""
@@ -62,16 +60,16 @@ def as_time(time_us: float) -> str:
     return as_us(time_us) if time_us >= 10 else f"{time_us:.3g}"
 
 
-def _us(name: str, about: str = "", read: str = "", **more: Any) -> C:
-    return attribute(name, about, read=read, show=as_time, **more)
+def _us(name: str, about: str = "", read: str = "", *, header: str = "", dropped: int = 0, queried: bool = False) -> C:
+    return attribute(name, about, read=read, show=as_time, header=header, dropped=dropped, queried=queried)
 
 
-def _rate(name: str, header: str, amount: Callable[[JobRow], float | None], about: str = "", **more: Any) -> C:
+def _rate(name: str, header: str, amount: Callable[[JobRow], float | None], dropped: int) -> C:
     def rate(row: JobRow) -> float | None:
         work = amount(row)
         return work / row.time_us * 1e6 if work else None
 
-    return C(name, rate, about, header=header, show=as_rate, high_first=True, **more)
+    return C(name, rate, header=header, show=as_rate, high_first=True, dropped=dropped)
 
 
 def _groups(row: JobRow) -> str | None:
@@ -96,13 +94,10 @@ MEASURED = (
     _rate("samples_per_s", "samples/s", lambda row: row.samples_per_step, dropped=11),
     _rate("tokens_per_s", "tokens/s", lambda row: row.tokens_per_step, dropped=10),
     attribute("unit", "Name of the metric, if time_us is the time of one unit of it.", "text"),
-    _rate(
-        "units_per_s",
-        "rate",
-        lambda row: 1.0 if row.unit else None,
-        "The metric's rate, if time_us is the time of one unit of it.",
+    replace(
+        _rate("units_per_s", "rate", lambda row: 1.0 if row.unit else None, dropped=11),
+        about="The metric's rate, if time_us is the time of one unit of it.",
         words=lambda row: row.rate if row.unit else "",
-        dropped=11,
     ),
     _us("profiled_us", "Time of a profiled step; empty without traces."),
     _us(
@@ -181,7 +176,7 @@ COMPARED: Table[JobRow] = Table(
     "one row per setting",
     (setting(SETTING), *OF_RUNS, over_reference(REFERENCE), *MEASURED, NOTE),
 )
-ANSWERS: Table[CaseAnalysis[Any, JobRow]] = Table(
+ANSWERS: Table[Analysis] = Table(
     "jobs",
     "one row per command, ranks, nodes and device: the best setting",
     (
@@ -219,7 +214,7 @@ FINDINGS: Table[FindingRow] = Table(
 )
 
 
-def findings(analysis: CaseAnalysis[Any, JobRow], diagnosed: int) -> list[Exhibit]:
+def findings(analysis: Analysis, diagnosed: int) -> list[Exhibit]:
     """Returns the table of each setting's findings, as recorded when it was measured; empty if none was profiled.
     `diagnosed`: number of settings whose traces the page diagnoses, which says more."""
     found = [FindingRow(row, finding) for row in analysis.rows for finding in row.causes[:MOST_FINDINGS]]

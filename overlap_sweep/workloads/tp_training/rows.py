@@ -15,11 +15,10 @@ import msgspec
 
 from overlap_sweep.report.numbers import as_us
 from overlap_sweep.report.table import Table
-from overlap_sweep.results.estimate import Estimate
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.traces import TraceReading
-from overlap_sweep.study import SettingRow
+from overlap_sweep.study import SettingRow, Times
 from overlap_sweep.study.settings import Naming, Options, last_part, value_in_words
 from overlap_sweep.trace import TraceRow
 from overlap_sweep.workloads.tp_training.config import (
@@ -96,10 +95,9 @@ class Losses(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TpTrainingTimes:
+class TpTrainingTimes(Times):
     """The step time of a setting, and what is known of it from traces and from other settings."""
 
-    step: Estimate
     communication: StepCommunication | None
     """Communication in its first point with traces."""
     losses: Losses | None

@@ -24,9 +24,8 @@ from overlap_sweep.results.nodes import on_nodes
 from overlap_sweep.results.points import Point, group_points
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.traces import TraceReading
-from overlap_sweep.study import STEP, Bar, CaseAnalysis, Study
+from overlap_sweep.study import STEP, Bar, CaseAnalysis, Study, step_times, time_of_point
 from overlap_sweep.study.settings import DEFAULTS, Options, key, value_in_words
-from overlap_sweep.study.times import step_times, time_of_point
 from overlap_sweep.workloads.tp_training.config import Resolved
 from overlap_sweep.workloads.tp_training.result import TpTrainingRun
 from overlap_sweep.workloads.tp_training.rows import (
