@@ -25,7 +25,6 @@ from overlap_sweep.workloads.fsdp.config import (
     WITHIN_NODE,
     Compile,
     Config,
-    Distributed,
     Fsdp,
     Ranking,
     Resolved,
@@ -40,8 +39,6 @@ if TYPE_CHECKING:
     from overlap_sweep.results.run_directory import Result
 
 C = TypeVar("C")
-
-_SECTIONS = {"fsdp": Fsdp, "distributed": Distributed, "streams": Streams}
 
 _ENVIRONMENT = re.compile(r"(NCCL|RCCL|TORCH_NCCL|HSA|GPU|UCX|FI|OFI|GLOO|MSCCLPP)_[A-Z0-9_]+")
 _CTA_POLICY = "NCCL_CTA_POLICY"
@@ -137,7 +134,7 @@ def refusal(point: Resolved) -> str | None:
     if point.profiling.tensorboard and not point.profiling.enabled:
         return "profiling.tensorboard has no effect without profiling.enabled=true"
     for section, names, why in _unused(point):
-        own, usual = getattr(point, section), _SECTIONS[section]()
+        own, usual = getattr(point, section), types_of(Config)[section]()
         if changed := [name for name in names if getattr(own, name) != getattr(usual, name)]:
             return f"{section}.{changed[0]} {why}"
     if distributed.strategy == "ddp":

@@ -20,7 +20,7 @@ from overlap_sweep.recorder.recording import ATTACH, RECORD_VARIABLE
 from overlap_sweep.results.measured import Scalar
 from overlap_sweep.results.run_directory import settings_file
 from overlap_sweep.workloads.job.config import Config, Job, Resolved
-from overlap_sweep.workloads.job.output import check_metric
+from overlap_sweep.workloads.job.output import AMOUNTS, check_metric
 from overlap_sweep.workloads.job.template import Filling, filled, placeholders, split
 
 MULTICAST = (
@@ -31,7 +31,6 @@ MULTICAST = (
     "CUBLASMP_DISABLE_MULTICAST",
 )
 """Variables that runtime.multicast sets."""
-AMOUNTS = ("samples_per_step", "tokens_per_step")
 _TEMPLATES = ("command", "directory", *AMOUNTS)
 _OWN = ("ranks", "repetition", "run", "nodes", "ranks_per_node", "node", "host", "port")
 """Placeholders that are no values."""
@@ -119,11 +118,12 @@ def working_folder(point: Config, directory: Path, place: Place = ALONE) -> Path
 
 def environment(point: Config, directory: Path, place: Place = ALONE) -> dict[str, str]:
     """Returns the variables that the point sets for the command."""
-    texts = fillings(point, directory, place)
+    return _variables(point.job, fillings(point, directory, place))
+
+
+def _variables(job: Job, texts: Mapping[str, Filling]) -> dict[str, str]:
     return {
-        name: filled(in_words(value), texts, f"job.env.{name}")
-        for name, value in point.job.env.items()
-        if value is not None
+        name: filled(in_words(value), texts, f"job.env.{name}") for name, value in job.env.items() if value is not None
     }
 
 
@@ -324,9 +324,7 @@ def command_line(point: Resolved) -> str:
     elif any("run" in placeholders(one) for one in (job.command, *map(in_words, job.env.values()))):
         first += ["mkdir", "-p", "run", "&&"]
     variables = {} if connections is None else {"CUDA_DEVICE_MAX_CONNECTIONS": str(connections)}
-    variables |= {
-        name: filled(in_words(value), texts, f"job.env.{name}") for name, value in job.env.items() if value is not None
-    }
+    variables |= _variables(job, texts)
     assigned = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
     return " ".join([*first, *assigned, shlex.join(split(job.command, texts, "job.command"))])
 

@@ -15,7 +15,7 @@ from overlap_sweep.results.measured import summarise
 from overlap_sweep.results.nodes import ranks_of_each
 from overlap_sweep.workloads.job import command
 from overlap_sweep.workloads.job.config import Resolved
-from overlap_sweep.workloads.job.output import Output, amount_of
+from overlap_sweep.workloads.job.output import AMOUNTS, Output, amount_of
 from overlap_sweep.workloads.job.result import FoundCause, GroupExposure, JobRun
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def fields_of(
 ) -> dict[str, object]:
     """Returns the measured fields of the point's Result, with further warnings after those that are given."""
     job = point.job
-    amounts = {name: command.amount(point, name) for name in ("samples_per_step", "tokens_per_step")}
+    amounts = {name: command.amount(point, name) for name in AMOUNTS}
     unit, timed_by = "", "metric"
     if output:
         times_us = output.times_us()

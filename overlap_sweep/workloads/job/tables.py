@@ -6,34 +6,12 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from overlap_sweep.diagnosis import as_share
+from overlap_sweep.report import table
 from overlap_sweep.report.diagnosis import NODES
 from overlap_sweep.report.numbers import as_rate, as_us, shortened, some_of
 from overlap_sweep.report.section import Exhibit
-from overlap_sweep.report.table import (
-    DEVICE,
-    DIRECTORY,
-    ERROR,
-    POINT,
-    STATUS,
-    Column,
-    Listing,
-    PointRow,
-    Table,
-    asked,
-    attribute,
-    points_table,
-    through,
-)
-from overlap_sweep.study.section import (
-    CHOSEN,
-    NOTE,
-    RUNS,
-    case_columns,
-    decision_columns,
-    over_reference,
-    setting,
-    setting_of_point,
-)
+from overlap_sweep.report.table import Column, Listing, PointRow, Table, asked, attribute, points_table, through
+from overlap_sweep.study import section
 from overlap_sweep.workloads.job.command import command_line
 from overlap_sweep.workloads.job.config import Resolved
 from overlap_sweep.workloads.job.result import FoundCause
@@ -145,22 +123,22 @@ TABLE = points_table(
     "jobs",
     "one row per point",
     (
-        POINT,
-        DIRECTORY,
+        table.POINT,
+        table.DIRECTORY,
         P("script", lambda row: script_of(row.point.config_as(Resolved)), SCRIPT, "text", header="script"),
         asked("command", "job", "command", about=COMMAND, kind="text"),
         asked("ranks", "job", "ranks", about=RANKS, kind="count", header="ranks"),
         NODES,
-        DEVICE,
-        setting_of_point(lambda point: NAMING.in_words(options_of(point.config_as(Resolved))), SETTING),
+        table.DEVICE,
+        section.setting_of_point(lambda point: NAMING.in_words(options_of(point.config_as(Resolved))), SETTING),
         asked("repetition", about="Number of the repetition.", kind="count"),
-        STATUS,
-        ERROR,
+        table.STATUS,
+        table.ERROR,
     ),
-    (*TIMES, *MEASURED, CHOSEN, NOTE),
+    (*TIMES, *MEASURED, section.CHOSEN, section.NOTE),
 )
 OF_RUNS = (
-    RUNS,
+    section.RUNS,
     *TIMES,
     _us(
         "between_runs_us",
@@ -174,14 +152,14 @@ REFERENCE = "the setting that was started first"
 COMPARED: Table[JobRow] = Table(
     "jobs",
     "one row per setting",
-    (setting(SETTING), *OF_RUNS, over_reference(REFERENCE), *MEASURED, NOTE),
+    (section.setting(SETTING), *OF_RUNS, section.over_reference(REFERENCE), *MEASURED, section.NOTE),
 )
 ANSWERS: Table[Analysis] = Table(
     "jobs",
     "one row per command, ranks, nodes and device: the best setting",
     (
-        *case_columns(("script", "command"), ("ranks", "nodes"), script=SCRIPT, command=COMMAND, ranks=RANKS),
-        *case_columns(("device",), ()),
+        *section.case_columns(("script", "command"), ("ranks", "nodes"), script=SCRIPT, command=COMMAND, ranks=RANKS),
+        *section.case_columns(("device",), ()),
         attribute("setting", SETTING, "text", "best.setting"),
         Column(
             "to_run",
@@ -190,7 +168,7 @@ ANSWERS: Table[Analysis] = Table(
             "text",
         ),
         *(through(column, attrgetter("best")) for column in (*OF_RUNS, *MEASURED)),
-        *decision_columns(REFERENCE),
+        *section.decision_columns(REFERENCE),
     ),
 )
 
