@@ -38,34 +38,23 @@ def run(point: Resolved, directory: Path, ranks: Ranks) -> dict[str, object]:
 def _run(point: Resolved, directory: Path, ranks: Ranks) -> dict[str, object]:
     training, parameters, compiled = _set_up(point, ranks)
     with closing(training):
-        return _measure(point, directory, ranks, training, parameters, compiled)
-
-
-def _measure(
-    point: Resolved,
-    directory: Path,
-    ranks: Ranks,
-    training: TrainingSteps,
-    parameters: int,
-    compiled: str,
-) -> dict[str, object]:
-    recorder = training.collectives.recorder
-    with DeviceSampler(ranks.device, point.telemetry.sample_interval_s) as sampler:
-        recording = TelemetryWriter(directory, ranks, sampler, point.training.log_interval)
-        recorder.on = True
-        for number in range(known(point.training.max_steps)):
-            with named_range(f"step {number}"):
-                recording.add(training.step(POINT))
-        recording.write()
-        on_gpu = ranks.device.type == "cuda"
-        peak_gb = ranks.slowest([torch.cuda.max_memory_allocated() / 1e9])[0] if on_gpu else None
-        traces, warnings = _profile(point, training, recording, directory, ranks)
-        recorder.on = False
-    training.freeze()
-    in_mode = {mode: named(mode, Variant(partial(_step, training, mode))) for mode in (POINT, NONE, FLOOR)}
-    if traces or nsys_records():
-        traces += capture_each({NONE: in_mode[NONE]}, ranks, point.profiling.active, directory)
-    times, host_us = _compare(point, in_mode, ranks)
+        recorder = training.collectives.recorder
+        with DeviceSampler(ranks.device, point.telemetry.sample_interval_s) as sampler:
+            recording = TelemetryWriter(directory, ranks, sampler, point.training.log_interval)
+            recorder.on = True
+            for number in range(known(point.training.max_steps)):
+                with named_range(f"step {number}"):
+                    recording.add(training.step(POINT))
+            recording.write()
+            on_gpu = ranks.device.type == "cuda"
+            peak_gb = ranks.slowest([torch.cuda.max_memory_allocated() / 1e9])[0] if on_gpu else None
+            traces, warnings = _profile(point, training, recording, directory, ranks)
+            recorder.on = False
+        training.freeze()
+        in_mode = {mode: named(mode, Variant(partial(_step, training, mode))) for mode in (POINT, NONE, FLOOR)}
+        if traces or nsys_records():
+            traces += capture_each({NONE: in_mode[NONE]}, ranks, point.profiling.active, directory)
+        times, host_us = _compare(point, in_mode, ranks)
     measured = TrainingRun(
         step=times,
         host_us=host_us,

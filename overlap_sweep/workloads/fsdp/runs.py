@@ -18,17 +18,9 @@ from overlap_sweep.results.estimate import Estimate, estimate
 from overlap_sweep.results.points import Point, read_points
 from overlap_sweep.results.provenance import describe_machine
 from overlap_sweep.results.run_directory import Result, find_metrics, find_points, find_telemetry
+from overlap_sweep.workloads.fsdp import telemetry
 from overlap_sweep.workloads.fsdp.config import Asked
 from overlap_sweep.workloads.fsdp.result import VARIANTS, TrainingRun, hidden
-from overlap_sweep.workloads.fsdp.telemetry import (
-    ALL_REDUCE,
-    AUXILIARY,
-    COMPUTE,
-    REDUCE_SCATTER,
-    AortaStep,
-    RankStep,
-    read_rank,
-)
 
 WARM_UP_SHARE = 0.1
 """Share of the steps that counts as warm-up."""
@@ -44,7 +36,7 @@ _GROUPS = ("model", "ranking", "fsdp", "training", "distributed", "streams", "co
 class Step:
     run: str
     number: int
-    ranks: Sequence[RankStep]
+    ranks: Sequence[telemetry.RankStep]
     """The step as each rank recorded it."""
     samples: int | None
     """Samples of all ranks; None if it is not recorded."""
@@ -81,15 +73,15 @@ def _active(stream: str, about: str) -> Column[Step]:
 
 QUANTITIES_OF_STEPS: tuple[Column[Step], ...] = (
     attribute("step_ms", "Step time of the slowest rank."),
-    _active(COMPUTE, "Computation in a step, mean over the ranks."),
+    _active(telemetry.COMPUTE, "Computation in a step, mean over the ranks."),
     _mean("comm_ms", "Any communication in a step"),
     _mean("hidden_comm_ms", "Communication with concurrent computation", "overlap_ms"),
     _mean("exposed_comm_ms", "Communication without concurrent computation"),
     _mean("hidden_comm_fraction", "Hidden / total communication of a step"),
     _mean("overlap_ratio", "Overlap / min(computation, communication)"),
-    _active(ALL_REDUCE, "All-reduces in a step, mean over the ranks."),
-    _active(REDUCE_SCATTER, "Reduce-scatters in a step, mean over the ranks."),
-    _active(AUXILIARY, "All-gathers of parameters in a step, mean over the ranks."),
+    _active(telemetry.ALL_REDUCE, "All-reduces in a step, mean over the ranks."),
+    _active(telemetry.REDUCE_SCATTER, "Reduce-scatters in a step, mean over the ranks."),
+    _active(telemetry.AUXILIARY, "All-gathers of parameters in a step, mean over the ranks."),
     _mean("compute_allreduce_ms", "Overlap of computation and all-reduces"),
     _mean("compute_reducescatter_ms", "Overlap of computation and reduce-scatters"),
     _mean("compute_auxiliary_ms", "Overlap of computation and all-gathers"),
@@ -134,7 +126,7 @@ class Run:
     name: str
     """Name of its directory, or the relative path if several have the same name."""
     directory: Path
-    by_rank: Mapping[int, Mapping[int, RankStep]]
+    by_rank: Mapping[int, Mapping[int, telemetry.RankStep]]
     """Steps by rank and number; no rank is empty."""
     point: Point | None = None
 
@@ -146,7 +138,7 @@ class Run:
     def aorta_ranks(self) -> int | None:
         """Returns the number of ranks by AORTA's log; None for our own."""
         recorded = (step for steps in self.by_rank.values() for step in steps.values())
-        return next((step.world_size for step in recorded if isinstance(step, AortaStep)), None)
+        return next((step.world_size for step in recorded if isinstance(step, telemetry.AortaStep)), None)
 
     @property
     def num_ranks(self) -> int:
@@ -324,7 +316,7 @@ def read_dataset(label: str, path: Path) -> Dataset:
         if point and point.status not in ("ok", "missing"):
             warnings.append(f"{name} is left out: {point.status}: {point.why_not_ok}")
             continue
-        read = {rank: read_rank(file, path, rank) for rank, file in find_metrics(directory).items()}
+        read = {rank: telemetry.read_rank(file, path, rank) for rank, file in find_metrics(directory).items()}
         problems += [problem for _, problem in read.values() if problem]
         if by_rank := {rank: steps for rank, (steps, _) in read.items() if steps}:
             runs.append(Run(name, directory, by_rank, point))
