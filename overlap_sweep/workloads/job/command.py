@@ -17,20 +17,13 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import overlap_cfg
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.recorder.recording import ATTACH, RECORD_VARIABLE
+from overlap_sweep.results.identity import NO_MULTICAST
 from overlap_sweep.results.measured import Scalar
 from overlap_sweep.results.run_directory import settings_file
 from overlap_sweep.workloads.job.config import Config, Job, Resolved
 from overlap_sweep.workloads.job.output import AMOUNTS, check_metric
 from overlap_sweep.workloads.job.template import Filling, filled, placeholders, split
 
-MULTICAST = (
-    "UB_SKIPMC",
-    "NCCL_NVLS_ENABLE",
-    "TORCH_SYMM_MEM_DISABLE_MULTICAST",
-    "NVSHMEM_DISABLE_NVLS",
-    "CUBLASMP_DISABLE_MULTICAST",
-)
-"""Variables that runtime.multicast sets."""
 _TEMPLATES = ("command", "directory", *AMOUNTS)
 _OWN = ("ranks", "repetition", "run", "nodes", "ranks_per_node", "node", "host", "port")
 """Placeholders that are no values."""
@@ -234,7 +227,7 @@ def _check_names(config: Config) -> None:
             if isinstance(value, list | tuple):
                 raise UserError(f"{key}={list(value)} is not a single value; quote it: +{key}='\"[a,b]\"'.")
     for name in config.job.env:
-        if name in MULTICAST:
+        if name in NO_MULTICAST:
             raise UserError(f"job.env.{name}: give runtime.multicast=true instead, or leave it out.")
         if name == RECORD_VARIABLE:
             raise UserError(f"job.env.{name} is set by launch.py itself; give job.steps and the like instead.")

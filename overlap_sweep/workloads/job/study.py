@@ -11,7 +11,7 @@ from overlap_sweep.report.section import Exhibit
 from overlap_sweep.results import verdict
 from overlap_sweep.results.comparable import Key, Sample
 from overlap_sweep.results.estimate import Estimate, estimate
-from overlap_sweep.results.identity import key_of
+from overlap_sweep.results.identity import NO_MULTICAST, key_of
 from overlap_sweep.results.nodes import on_nodes
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.provenance import different_environments
@@ -154,7 +154,7 @@ class JobStudy(Study[JobCase, JobRow]):
     def environments(self, analysis: Analysis) -> list[str]:
         # Variables that settings set make no other environment.
         swept = {name.removeprefix(VARIABLES) for row in analysis.rows for name in row.options}
-        swept |= set(command.MULTICAST) if any(map(_has_multicast, analysis.rows)) else set()
+        swept |= NO_MULTICAST.keys() if any(map(_has_multicast, analysis.rows)) else set()
         return different_environments(analysis.points, swept)
 
     def parts(self, analysis: Analysis) -> list[Part]:
