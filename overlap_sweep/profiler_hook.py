@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from overlap_sweep.errors import UserError
+from overlap_sweep.errors import UserError, first_line
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -246,7 +246,7 @@ def _export(profiler: profile, folder: Path, rank: int, cycle: int, *, keep: boo
             profiler.export_chrome_trace(str(path))
         digest = _digest(path)
     except (OSError, RuntimeError) as error:
-        return _Written(problem=f"The trace could not be written to {path} ({_line(error)}).")
+        return _Written(problem=f"The trace could not be written to {path} ({first_line(error)}).")
     return _Written(path=str(path.absolute()), host=socket.gethostname(), digest=digest)
 
 
@@ -279,7 +279,7 @@ def _while_there() -> Iterator[None]:
     except RuntimeError as error:
         from overlap_sweep.commands.output import print_warning
 
-        print_warning(f"The ranks cannot exchange where their traces are ({_line(error)}).")
+        print_warning(f"The ranks cannot exchange where their traces are ({first_line(error)}).")
 
 
 @contextmanager
@@ -294,7 +294,3 @@ def _going_on() -> Iterator[None]:
     except Exception:
         traceback.print_exc()
         print_error("The profiled steps could not be diagnosed (see above); training continues.")
-
-
-def _line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -18,6 +18,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from overlap_sweep.errors import first_line
 from overlap_sweep.recorder.recording import STEPS_FILE, Recording, Wanted, wanted_from, write_recording
 from overlap_sweep.recorder.step_calls import StepCalls
 from overlap_sweep.startup.sitecustomize import NEEDED, say
@@ -105,7 +106,7 @@ class GpuClock:
                 last.synchronize()
             times_us = [start.elapsed_time(end) * 1e3 for start, end in pairwise(self._marked)]
         except RuntimeError as error:
-            return [], f"The GPU's times could not be read ({_line(error)})."
+            return [], f"The GPU's times could not be read ({first_line(error)})."
         if any(time_us <= 0 for time_us in times_us):
             return [], "The GPU had nothing to do in some steps, so only the host's times are known."
         return times_us, ""
@@ -268,7 +269,7 @@ class StepRecorder:
         except NoTrace as error:
             self._problem(str(error))
         except (OSError, RuntimeError) as error:
-            self._problem(f"The trace could not be written to {path} ({_line(error)}).")
+            self._problem(f"The trace could not be written to {path} ({first_line(error)}).")
         else:
             return True
         return False
@@ -294,7 +295,7 @@ class StepRecorder:
             return environment(torch.device("cpu" if self._clock is None else "cuda"), found)
         except Exception as error:
             # The times are worth more than what they were measured on.
-            self._problem(f"The GPU could not be described ({type(error).__name__}: {_line(error)}).")
+            self._problem(f"The GPU could not be described ({type(error).__name__}: {first_line(error)}).")
             return found
 
     def _problem(self, sentence: str) -> None:
@@ -305,7 +306,7 @@ class StepRecorder:
         """Prints the error, and records the steps that were timed before it."""
         self.is_over = True
         say("".join(traceback.format_exception(error)))
-        self._end_early(f"Recording ended with an error ({type(error).__name__}: {_line(error)}).")
+        self._end_early(f"Recording ended with an error ({type(error).__name__}: {first_line(error)}).")
 
     def at_exit(self) -> None:
         """Records the steps that were timed, if the script ends before the last one."""
@@ -339,7 +340,3 @@ def _rank_by_environment() -> tuple[int, int]:
         if rank in os.environ and world_size in os.environ:
             return int(os.environ[rank]), int(os.environ[world_size])
     return 0, 1
-
-
-def _line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
