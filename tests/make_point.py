@@ -26,6 +26,7 @@ from overlap_sweep.workloads.copy_engine.result import CopyTimes
 from overlap_sweep.workloads.fsdp.config import RANKING_ON, TRAINING_ON
 from overlap_sweep.workloads.fsdp.result import TrainingRun
 from overlap_sweep.workloads.job.command import script_name
+from overlap_sweep.workloads.job.config import Config as JobConfig
 from overlap_sweep.workloads.job.result import FoundCause, GroupExposure, JobRun
 from overlap_sweep.workloads.kernel.result import ImplementationTimes, KernelTimes
 from overlap_sweep.workloads.layer.result import LayerTimes, VariantTimes
@@ -144,7 +145,7 @@ def _derived(workload: str, point: Point) -> dict[str, Any]:
         measuring = {"tokens": _samples(point) * options["seq_length"], "profiled": 2}
         return {"backend": point["impl"], "precision": PRECISION_OF[options["dtype"]], "workload": measuring}
     if workload == "job":
-        return {"model": {"name": script_name(point)}, "workload": {"tokens": None}}
+        return {"model": {"name": script_name(msgspec.convert(point, JobConfig))}, "workload": {"tokens": None}}
     if workload == "fsdp":
         asked = point["training"]["mixed_precision"]
         precision = "fp32" if asked == "none" else asked

@@ -82,6 +82,15 @@ def key_of(identity: Mapping[str, object]) -> str:
 
 
 RECORDED_PACKAGES = ("torch", "transformer-engine", "megatron-core", "deepspeed", "transformers", "overlap-sweep")
+NO_MULTICAST = {
+    "UB_SKIPMC": "1",
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "NVSHMEM_DISABLE_NVLS": "1",
+    "CUBLASMP_DISABLE_MULTICAST": "1",
+}
+"""Variables that keep libraries from NVLink multicast. NCCL_NVLS_ENABLE is also what keeps cuBLASMp from it: it takes
+its multicast addresses from NCCL (0.10)."""
 NCCL_PACKAGES = ("nvidia-nccl-cu13", "nvidia-nccl-cu12")
 RECORDED_VARIABLES = (
     "CUDA_DEVICE_MAX_CONNECTIONS",

@@ -17,7 +17,7 @@ from overlap_sweep.config import PointConfig, ResolvedPoint, Runtime
 from overlap_sweep.errors import UserError
 from overlap_sweep.gpus import beginning_with
 from overlap_sweep.program import environment_with_package
-from overlap_sweep.results.identity import machine
+from overlap_sweep.results.identity import NO_MULTICAST, machine
 from overlap_sweep.workloads import profilers
 from overlap_sweep.workloads.profilers import Wrapper
 
@@ -34,15 +34,6 @@ DEBUG = {
 }
 """Variables with which libraries print what they do: userbuffers their ranks, Transformer Engine why it chose which
 attention, NCCL its topology and channels."""
-
-NO_MULTICAST = {
-    "UB_SKIPMC": "1",
-    "NCCL_NVLS_ENABLE": "0",
-    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
-    "NVSHMEM_DISABLE_NVLS": "1",
-    "CUBLASMP_DISABLE_MULTICAST": "1",
-}
-"""NCCL_NVLS_ENABLE is also what keeps cuBLASMp from multicast: it takes its multicast addresses from NCCL (0.10)."""
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from overlap_sweep.config import PointConfig
 from overlap_sweep.declared import Name
 from overlap_sweep.overlap.models import CUSTOM, PRECISION_OF_DTYPE
 from overlap_sweep.results.measured import Measured, Timing, Total, check_pairs
@@ -28,7 +29,8 @@ class CopyTimes(Measured, kw_only=True, tag="copy_engine"):
         check_pairs(self.times.values())
 
     @classmethod
-    def as_asked(cls, config: Config) -> dict[str, object]:
+    def as_asked(cls, config: PointConfig) -> dict[str, object]:
+        assert isinstance(config, Config)
         copy = config.copy_engine
         return {
             **replace(config, workload=replace(config.workload, tokens=copy.matrix_size)),

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
 from statistics import fmean, median
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -178,7 +177,7 @@ class TrainingSteps:
             self._scaler.scale(loss / count).backward()
         return loss.detach()
 
-    def _autocast(self) -> AbstractContextManager[Any]:
+    def _autocast(self) -> AbstractContextManager[object]:
         if self._autocast_dtype is None:
             return nullcontext()
         return torch.autocast(self._ranks.device.type, dtype=self._autocast_dtype)

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import msgspec
 
+from overlap_sweep.config import PointConfig
 from overlap_sweep.declared import Name
 from overlap_sweep.overlap.models import BASELINES, CUSTOM, PRECISION_OF_DTYPE, SEQUENTIAL, KernelShape
 from overlap_sweep.results.measured import Measured, Scalar, Timing, check_pairs
@@ -54,8 +55,9 @@ class KernelTimes(Measured, kw_only=True, tag="kernel"):
             raise ValueError(reason)
 
     @classmethod
-    def as_asked(cls, config: Config) -> dict[str, object]:
+    def as_asked(cls, config: PointConfig) -> dict[str, object]:
         """Returns the composed config with m as its tokens, and no model if sizes were given."""
+        assert isinstance(config, Config)
         known = {**replace(config, workload=replace(config.workload, tokens=config.m))}
         return known if config.n is None else {**known, "model": {"name": CUSTOM}, "operator": None}
 

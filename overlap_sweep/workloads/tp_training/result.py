@@ -5,6 +5,7 @@ from typing import Annotated
 
 import msgspec
 
+from overlap_sweep.config import PointConfig
 from overlap_sweep.declared import Gb, Us
 from overlap_sweep.results.checks import excess
 from overlap_sweep.results.measured import Measured, Timing, Total
@@ -93,8 +94,9 @@ class TpTrainingRun(Measured, kw_only=True, tag="tp_training"):
             raise ValueError(f"{found} steps, samples and tokens of a step instead of {asked}")
 
     @classmethod
-    def as_asked(cls, config: Config) -> dict[str, object]:
+    def as_asked(cls, config: PointConfig) -> dict[str, object]:
         """Returns the config with nulls resolved; a precision left to the device is unknown."""
+        assert isinstance(config, Config)
         impl, precision = config.impl or DEFAULT_IMPL, PRECISION_OF.get(config.tp_training.dtype or "")
         dp_size = config.dp_size if config.tp_size is None else dp_size_of(config)
         return {**config, "impl": impl, "backend": impl, "precision": precision, "dp_size": dp_size}

@@ -15,11 +15,12 @@ import msgspec
 
 from overlap_sweep.report.numbers import as_us
 from overlap_sweep.report.table import Table
-from overlap_sweep.results.estimate import Estimate, standard_deviation
+from overlap_sweep.results.estimate import standard_deviation
+from overlap_sweep.results.measured import Scalar
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.traces import TraceReading
-from overlap_sweep.study import SettingRow
+from overlap_sweep.study import SettingRow, Times
 from overlap_sweep.study.settings import Naming, Options, last_part, value_in_words
 from overlap_sweep.trace import TraceRow
 from overlap_sweep.workloads.tp_training.config import (
@@ -60,16 +61,17 @@ def options_of(config: Asked) -> Options:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _usual(options: Options, name: str) -> object:
+def _usual(options: Options, name: str) -> Scalar:
     impl, option = options.get("impl"), last_part(name)
     if option == "compile":
         return impl == "async_tp"
     if option == "sequence_parallel":
-        return impl in SEQUENCE_PARALLEL and options.get("tp_size", 1) > 1
-    return getattr(TpTraining, option, None)
+        return impl in SEQUENCE_PARALLEL and options.get("tp_size") not in (None, 1)
+    usual: Scalar = getattr(TpTraining, option, None)
+    return usual
 
 
-def _value(value: object) -> str:
+def _value(value: Scalar) -> str:
     # A file's name without its folder.
     return PurePath(value).stem[:40] if isinstance(value, str) else value_in_words(value)
 
@@ -107,10 +109,9 @@ class Losses(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TpTrainingTimes:
+class TpTrainingTimes(Times):
     """The step time of a setting, and what is known of it from traces and from other settings."""
 
-    step: Estimate
     communication: StepCommunication | None
     """Communication in its first point with traces."""
     losses: Losses | None

@@ -23,9 +23,8 @@ from overlap_sweep.results.measured import Timing
 from overlap_sweep.results.points import Point, group_points
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.traces import TraceReading, on_nodes
-from overlap_sweep.study import STEP, Bar, CaseAnalysis, Study
+from overlap_sweep.study import STEP, Bar, CaseAnalysis, Study, step_times, time_of_point
 from overlap_sweep.study.settings import DEFAULTS, Options, key, value_in_words
-from overlap_sweep.study.times import step_times, time_of_point
 from overlap_sweep.workloads.tp_training.config import REPORTED, Resolved, TpTraining
 from overlap_sweep.workloads.tp_training.result import TpTrainingRun
 from overlap_sweep.workloads.tp_training.rows import (
@@ -156,7 +155,7 @@ class TpTrainingStudy(Study[TpTrainingCase, TpTrainingRow]):
         return options_of(point.config_as(Resolved))
 
     def identity(self, point: Point) -> Hashable:
-        return key({**self.options(point), "overlap_cfg": point.config_as(Resolved).overlap_cfg})
+        return key(self.options(point)), repr(point.config_as(Resolved).overlap_cfg)
 
     def roles(self, option: str) -> Collection[Role]:
         return (TRAINS_DIFFERENTLY,) if option == "dp_size" else (SCHEDULES,)

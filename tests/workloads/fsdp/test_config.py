@@ -6,11 +6,11 @@ import msgspec
 import pytest
 import yaml
 
-from overlap_sweep.results.identity import point_key
+from overlap_sweep.results.identity import NO_MULTICAST, point_key
 from overlap_sweep.results.registry import decoded_point
 from overlap_sweep.runtime import nodes
 from overlap_sweep.runtime import point as runtime_point
-from overlap_sweep.runtime.group_config import NO_MULTICAST, GroupConfig, shared_by, worker_environment
+from overlap_sweep.runtime.group_config import GroupConfig, shared_by, worker_environment
 from overlap_sweep.workloads import fsdp
 from overlap_sweep.workloads.fsdp import sharding
 from overlap_sweep.workloads.fsdp.config import Resolved
