@@ -13,7 +13,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from omegaconf import DictConfig
 
 from overlap_sweep import workloads
@@ -156,7 +155,7 @@ def _refuse_idle(asked: ModelConfig) -> None:
 
 @cache
 def _resolved_model(model: tuple[tuple[str, Any], ...]) -> ResolvedModel:
-    return msgspec.convert(model_forms.resolve(dict(model)), ResolvedModel)
+    return model_forms.resolve(Model(**dict(model)))
 
 
 def run_point(config: DictConfig, directory: Path, may_keep: bool = False) -> float:

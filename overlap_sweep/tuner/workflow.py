@@ -10,12 +10,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig
 
 from overlap_sweep import workloads
-from overlap_sweep.config import AnalysisConfig
+from overlap_sweep.config import AnalysisConfig, ResolvedModel
 from overlap_sweep.errors import UserError
 from overlap_sweep.gpus import elsewhere, visible_gpus
 from overlap_sweep.hydra_adapter.overrides import override_value
@@ -130,7 +129,7 @@ def _tune_stage(whole: Sweep, stage: Sequence[Task], record: TunerRecord) -> Non
 def _refusal(point: Resolved, config: DictConfig) -> str | None:
     """Returns why the tuner does not search an operator, in a sentence, or None: training would not overlap it, or the
     layer that is to prove its settings cannot run at its TP size."""
-    model = point["model"]
+    model = point.model
     if point.backend != ASYNC_TP_BACKEND and (reason := models.not_overlapped(model, point.operator)):
         return reason
     sizes = point.workload.tokens, point.tp_size
@@ -143,7 +142,7 @@ def _refusal(point: Resolved, config: DictConfig) -> str | None:
     return sizes_refusal(model, kind, config.layer.micro_batch_size, *sizes)
 
 
-def _kind_to_prove(model: Mapping[str, Any], config: DictConfig) -> str | None:
+def _kind_to_prove(model: ResolvedModel, config: DictConfig) -> str | None:
     """Returns the kind of layer to prove the model's settings on: the user's, unless that is the default."""
     chosen = str(config.layer.kind)
     return chosen if chosen != Layer().kind else models.kind_to_prove(model)
@@ -156,7 +155,7 @@ def _prove(whole: Sweep, task: Task, record: TunerRecord) -> None:
     if chosen is None:
         # All its points were launch-bound.
         return
-    layers = models.layers_with(task.point["model"])
+    layers = models.layers_with(task.point.model)
     found = combinations(chosen.choices, max(1, tuner.together), tuner.within, tuner.unmeasured, layers)
     found |= {f"preset {path.stem}": overlap_cfg.read(path) for path in _preset_files(tuner.presets, tp_size)}
     names = {label: _write_config(whole, task, index, found[label]) for index, label in enumerate(found)}
@@ -212,7 +211,7 @@ def _layer_job(whole: Sweep, task: Task, subdirectory: str, variants: list[str],
     overrides = [
         *(override for override in task.overrides if _holds_for_layers(override)),
         "workload=layer",
-        f"layer.kind={_kind_to_prove(task.point['model'], whole.config)}",
+        f"layer.kind={_kind_to_prove(task.point.model, whole.config)}",
         f"layer.variants={override_value(variants)}",
         "profile=none",
         *([] if goal is None else [f"workload.noise_goal={noise * goal:g}"]),

@@ -5,11 +5,11 @@ point within it may still run out of memory. A point is refused only if not even
 """
 
 import re
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from overlap_sweep.config import Model, known
 
 _GB = 1e9
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -37,20 +37,23 @@ class Memory:
         return ", ".join(f"{name} {size / _GB:,.1f}" for name, size in vars(self).items() if size)
 
 
-def layer_parameters(model: Mapping[str, Any]) -> int:
+def layer_parameters(model: Model) -> int:
     """Returns the parameters in the GEMMs of a dense layer of a resolved model."""
-    heads = 2 * model["num_attention_heads"] + 2 * model["num_kv_heads"]
-    matrices = 3 if model["gated_mlp"] else 2
-    return int(model["hidden_size"] * (heads * model["head_dim"] + matrices * model["ffn_hidden_size"]))
+    width = _heads_width(model) + (3 if model.gated_mlp else 2) * known(model.ffn_hidden_size)
+    return known(model.hidden_size) * width
 
 
-def layer_activations(model: Mapping[str, Any], tp_size: int = 1, sequence_parallel: bool = True) -> float:
+def layer_activations(model: Model, tp_size: int = 1, sequence_parallel: bool = True) -> float:
     """Returns the elements that a dense layer keeps for each token on each tensor-parallel rank: inputs and outputs of
     the norms and of both residuals, queries, keys, values and the attention's output, and what its MLP multiplies
     (arXiv:2205.05198, section 4, without dropout and with an attention that keeps no scores)."""
-    heads = (2 * model["num_attention_heads"] + 2 * model["num_kv_heads"]) * model["head_dim"]
-    cut = heads + (4 if model["gated_mlp"] else 2) * model["ffn_hidden_size"]
-    return float(6 * model["hidden_size"] / (tp_size if sequence_parallel else 1) + cut / tp_size)
+    cut = _heads_width(model) + (4 if model.gated_mlp else 2) * known(model.ffn_hidden_size)
+    return 6 * known(model.hidden_size) / (tp_size if sequence_parallel else 1) + cut / tp_size
+
+
+def _heads_width(model: Model) -> int:
+    """Returns the width of all heads' queries, keys, values and outputs."""
+    return 2 * (known(model.num_attention_heads) + known(model.num_kv_heads)) * known(model.head_dim)
 
 
 def host_bytes() -> int:

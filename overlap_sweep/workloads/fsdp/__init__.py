@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from overlap_sweep.config import known
 from overlap_sweep.declared import types_of
 from overlap_sweep.errors import UserError
 from overlap_sweep.gpus import all_ranks
@@ -129,7 +130,7 @@ def _check_choice(name: str, value: Any, lowest: int, unit: str, *words: str) ->
 def refusal(point: Resolved) -> str | None:
     """Returns why the completed point cannot be trained, or which option has no effect in it; None if it is valid."""
     distributed, fsdp, ranks = point.distributed, point.fsdp, point.distributed.dp_size
-    if lacking := models.lacks(point["model"]) or models.mixed(point["model"]):
+    if lacking := models.lacks(point.model) or models.mixed(point.model):
         return lacking
     heads, kv_heads = point.model.num_attention_heads, point.model.num_kv_heads
     assert heads
@@ -206,7 +207,7 @@ def _unused(point: Resolved) -> Iterator[tuple[str, Iterable[str], str]]:
 
 def _words(config: Config, overrides: Sequence[str]) -> list[str]:
     distributed = config.distributed
-    return [models.short_name(config["model"]), f"dp{distributed.dp_size}", distributed.strategy]
+    return [models.short_name(config.model), f"dp{distributed.dp_size}", distributed.strategy]
 
 
 def _ranks(point: Config) -> dict[str, Any]:
@@ -216,10 +217,10 @@ def _ranks(point: Config) -> dict[str, Any]:
 
 
 def _memory(point: Resolved) -> Memory:
-    model, ranking = point["model"], point.ranking
+    model, ranking = point.model, point.ranking
     tables = ranking.num_sparse_features + 1
     layers = ranking.num_layers * layer_parameters(model)
-    count = layers + tables * ranking.vocab_size * model["hidden_size"]
+    count = layers + tables * ranking.vocab_size * known(model.hidden_size)
     shards = point.world_size // point.fsdp.replicas if point.backend == "fsdp2" else 1
     number_bytes = 4 if point.precision == "fp32" else 2
     tokens = point.workload.tokens / point.world_size / point.training.gradient_accumulation

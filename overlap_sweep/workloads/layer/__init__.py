@@ -8,6 +8,7 @@ from typing import Any
 
 from overlap_sweep import backends
 from overlap_sweep.backends.transformer_engine import MEGATRON_NAMES
+from overlap_sweep.config import ResolvedModel
 from overlap_sweep.declared import shown
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import models, overlap_cfg, space
@@ -73,7 +74,7 @@ def refusal(point: Resolved) -> str | None:
     if point.backend not in backends.LAYERS:
         return f"backend={point.backend} has no whole layers; choose one of {', '.join(backends.LAYERS)}"
     layer, sizes = point.layer, (point.workload.tokens, point.tp_size)
-    if reason := sizes_refusal(point["model"], layer.kind, layer.micro_batch_size, *sizes):
+    if reason := sizes_refusal(point.model, layer.kind, layer.micro_batch_size, *sizes):
         return reason
     for operator in _OPERATORS_OF_KIND[layer.kind]:
         if reason := backend.refusal(point, operator, {}):
@@ -84,7 +85,7 @@ def refusal(point: Resolved) -> str | None:
     return None
 
 
-def sizes_refusal(model: Mapping[str, Any], kind: str, micro_batch_size: int, tokens: int, tp_size: int) -> str | None:
+def sizes_refusal(model: ResolvedModel, kind: str, micro_batch_size: int, tokens: int, tp_size: int) -> str | None:
     """Returns why a layer of this kind cannot be cut for this TP size, or which operator the model lacks, or None."""
     sequence, rest = divmod(tokens, micro_batch_size)
     if rest or sequence % tp_size:
@@ -229,7 +230,7 @@ def _slots(point: Asked, wanted: Iterable[tuple[str, str, tuple[str, ...]]]) -> 
 
 def _words(config: Config, overrides: Sequence[str]) -> list[str]:
     replicas = config.layer.num_replicas
-    begin = [models.short_name(config["model"]), f"tp{config.tp_size}", config.layer.kind]
+    begin = [models.short_name(config.model), f"tp{config.tp_size}", config.layer.kind]
     return [*begin, *([f"dp{replicas}"] if replicas > 1 else [])]
 
 
@@ -240,7 +241,7 @@ def _fewer_gpus(config: Config) -> tuple[str, str]:
 
 
 def _memory(point: Resolved) -> Memory:
-    model, sizes = point["model"], (point.workload.tokens, point.tp_size)
+    model, sizes = point.model, (point.workload.tokens, point.tp_size)
     shapes = [models.linear_shape(model, operator, *sizes) for operator in _OPERATORS_OF_KIND[point.layer.kind]]
     number_bytes = 4 if point.precision == "fp32" else 2
     # Each variant has its own weights. One after the other they keep inputs and outputs.

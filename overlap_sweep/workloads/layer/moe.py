@@ -106,7 +106,7 @@ def refusal(point: Resolved) -> str | None:
     if ep_size % tp_size:
         return f"tp_size={tp_size} must divide layer.moe.ep_size={ep_size}, which is the number of ranks"
     for operator in ("qkv", "proj"):
-        if reason := models.refusal(point["model"], operator, tokens, tp_size):
+        if reason := models.refusal(point.model, operator, tokens, tp_size):
             return reason
     if (point.model.shared_expert_ffn_hidden_size or 0) % tp_size:
         return f"the width of the shared experts is not divisible by tp_size={tp_size}"
@@ -143,7 +143,7 @@ def workers(point: Resolved, directory: Path) -> Workers:
 
 def words(config: Config, overrides: Sequence[str]) -> list[str]:
     cut = [f"tp{config.tp_size}"] if config.tp_size != 1 else []
-    return [models.short_name(config["model"]), *cut, f"ep{_ep_size(config)}", "moe"]
+    return [models.short_name(config.model), *cut, f"ep{_ep_size(config)}", "moe"]
 
 
 def _ep_size(config: Config) -> int:

@@ -10,6 +10,7 @@ from torch import Tensor
 from overlap_sweep.backends import transformer_engine
 from overlap_sweep.backends.megatron.layer import Layer, draw_routing
 from overlap_sweep.backends.megatron.schedule import Interleaved, MicroBatch, Sequential
+from overlap_sweep.config import known
 from overlap_sweep.errors import Refused
 from overlap_sweep.measure import DTYPES, Ranks, stream
 from overlap_sweep.measure.instruments import say_loss
@@ -53,14 +54,15 @@ def _attention(ranks: Ranks) -> tuple[str | None, list[str]]:
 
 
 def _micro_batch(point: Resolved, number: int, part: int, ranks: Ranks) -> MicroBatch:
-    model, batch, routing = point["model"], point.layer.micro_batch_size, point.layer.moe.routing
+    model, batch, routing = point.model, point.layer.micro_batch_size, point.layer.moe.routing
     assert routing
     tokens = point.workload.tokens // point.tp_size
     seed, name = point.workload.seed, f"{number} of micro batch {part}"
     generator = stream(ranks.device, seed, f"input {name}", ranks.rank)
-    shape = tokens // batch, batch, model["hidden_size"]
+    shape = tokens // batch, batch, known(model.hidden_size)
     x, gradient = (draw(shape, generator, DTYPES[point.precision]) for _ in range(2))
-    routed = draw_routing(routing, tokens, model["num_experts"], model["experts_per_token"], name, seed, ranks)
+    experts = known(model.num_experts), known(model.experts_per_token)
+    routed = draw_routing(routing, tokens, *experts, name, seed, ranks)
     return MicroBatch(x.requires_grad_(), gradient, routed)
 
 

@@ -44,13 +44,13 @@ def _with_knobs(setting: Mapping[str, Any], config: Config) -> dict[str, Any]:
 def refusal(point: Resolved) -> str | None:
     return (
         space.refusal(point)
-        or models.refusal(point["model"], point.operator, point.workload.tokens, point.tp_size)
+        or models.refusal(point.model, point.operator, point.workload.tokens, point.tp_size)
         or backends.load(point.backend).refusal(point, point.operator, space.settings(point))
     )
 
 
 def _words(config: Config, overrides: Sequence[str]) -> list[str]:
-    begin = [models.short_name(config["model"]), f"tp{config.tp_size}", config.operator]
+    begin = [models.short_name(config.model), f"tp{config.tp_size}", config.operator]
     # A point with wrong phases is refused later, under its name.
     if config.phases and not space.phases_mistake(config.phases):
         settings = (f"{phase}.{space.brief_name(setting)}" for phase, setting in config.phases.items())

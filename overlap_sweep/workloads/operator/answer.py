@@ -152,7 +152,7 @@ class CaseAnalysis:
     def applies_to(self) -> list[str]:
         """Returns which layers of the model the files apply to, in sentences; empty if all layers are alike."""
         operators = {choice.operator for plan in self.plans.values() for choice in plan.choices}
-        return applies_to(self.points[0].recorded["model"], operators)
+        return applies_to(self.points[0].config.model, operators)
 
     def unmeasured(self, tp_size: int) -> list[UnmeasuredSlot]:
         """Returns the slots that no operator point overlapped, and how they run in that configuration."""
@@ -214,7 +214,7 @@ def analyse_operators(sources: Sources) -> OperatorAnalysis:
 
 def _layers_with(points: Iterable[Point]) -> dict[str, int]:
     # Sizes that the user gives for one point add its operator.
-    return {operator: number for point in points for operator, number in layers_with(point.recorded["model"]).items()}
+    return {operator: number for point in points for operator, number in layers_with(point.config.model).items()}
 
 
 # A larger TP size pays if time(TP=n) is at most time(TP=1) / n plus a tolerance.

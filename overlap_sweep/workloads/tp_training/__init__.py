@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from overlap_sweep.backends.transformer_engine import unusable
+from overlap_sweep.config import Model
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import models, overlap_cfg, space
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
@@ -223,7 +224,7 @@ def overlaps(point: Resolved) -> bool:
 
 def _words(config: Config, overrides: Sequence[str]) -> list[str]:
     sizes = [f"tp{config.tp_size}", f"dp{dp_size_of(config)}"]
-    return [models.short_name(config["model"]), *sizes, config.impl or DEFAULT_IMPL]
+    return [models.short_name(config.model), *sizes, config.impl or DEFAULT_IMPL]
 
 
 def _memory(point: Resolved) -> Memory:
@@ -244,11 +245,14 @@ def _memory(point: Resolved) -> Memory:
         gradients = computed_bytes / (dp_size if stage == 2 else 1)
     elif impl == "megatron" and options["use_distributed_optimizer"]:
         shards = dp_size
-    sizes = {
-        **{"hidden_size": fields["hidden_size"], "num_attention_heads": fields["num_attention_heads"]},
-        **{"num_kv_heads": fields["num_key_value_heads"], "head_dim": fields["head_dim"], "gated_mlp": True},
-        "ffn_hidden_size": fields["intermediate_size"],
-    }
+    sizes = Model(
+        hidden_size=fields["hidden_size"],
+        num_attention_heads=fields["num_attention_heads"],
+        num_kv_heads=fields["num_key_value_heads"],
+        head_dim=fields["head_dim"],
+        gated_mlp=True,
+        ffn_hidden_size=fields["intermediate_size"],
+    )
     of_layer, layers = layer_activations(sizes, tp_size, bool(training.sequence_parallel)), fields["num_hidden_layers"]
     kept = of_layer + layers * fields["hidden_size"] if training.activation_checkpointing else layers * of_layer
     # Logits, the same in float32, and their gradient.
