@@ -71,8 +71,20 @@ _USUAL = {"gemm_priority": 0, "pipeline_rs_overlap_first_gemm": False}
 """Knobs at the value that userbuffers give them if they are left out. Settings leave them out, so that a setting is the
 same as before there were these knobs."""
 
-Setting = dict[str, Any]
+KnobValue = bool | int | str
+"""The value of a knob, or a method."""
+Setting = dict[str, KnobValue]
 """The setting of one slot: `method` and the knobs that apply to it. Slots without overlap have none."""
+
+
+def method_of(setting: Setting) -> str:
+    """Returns the setting's method; `none` if it names none."""
+    return str(setting.get("method", "none"))
+
+
+def num_sm_of(setting: Setting) -> int:
+    """Returns the SMs of the setting's communication; 0 if it names none."""
+    return int(setting.get("num_sm", 0))
 
 
 class Requested(Protocol):
@@ -135,12 +147,12 @@ def settings(point: Requested) -> dict[str, Setting]:
     return slots_of(point.operator, requested_by_phase(point))
 
 
-def slots_of(operator: str, by_phase: Mapping[str, Mapping[str, Any]]) -> dict[str, Setting]:
+def slots_of(operator: str, by_phase: Mapping[str, Setting]) -> dict[str, Setting]:
     """Returns the settings of the operator's slots that take what is requested by phase, with the knobs that have an
     effect."""
     slots = {}
     for phase, requested in by_phase.items():
-        method = requested["method"]
+        method = method_of(requested)
         if method in methods_of(operator, phase):
             knobs = {k: requested[k] for k in knobs_of(operator, phase, method) if requested.get(k) is not None}
             slots[slot(operator, phase)] = without_usual({"method": method, **knobs})
@@ -160,7 +172,7 @@ def requested_by_phase(point: Requested) -> dict[str, Setting]:
     return dict.fromkeys(PHASES if point.phase == "all" else (point.phase,), setting)
 
 
-def phases_mistake(phases: Any) -> str | None:
+def phases_mistake(phases: object) -> str | None:
     """Returns what is wrong with a point's `phases`, or None."""
     if not isinstance(phases, Mapping) or not phases:
         return f"phases={phases} is not a map; give one such as phases={{fprop: {{method: ring_exchange}}}}"
@@ -173,7 +185,7 @@ def phases_mistake(phases: Any) -> str | None:
     return None
 
 
-def setting_mistake(setting: Mapping[str, Any], name: str, *, in_file: bool = False) -> str | None:
+def setting_mistake(setting: Mapping[str, object], name: str, *, in_file: bool = False) -> str | None:
     """Returns what is wrong with the values of a setting, or None. In files none is null, but flags may be 0 and 1, and
     there may be Transformer Engine's `is_reduce_scatter`."""
     if setting.get("method", "none") not in METHODS:
@@ -184,8 +196,8 @@ def setting_mistake(setting: Mapping[str, Any], name: str, *, in_file: bool = Fa
         if knob == "method" or (value is None and not in_file):
             continue
         is_number = knob in NUMBERS
-        is_of_type = isinstance(value, int) and (isinstance(value, bool) != is_number or (in_file and not is_number))
-        if not (is_of_type and is_possible(knob, value)):
+        is_of_type = isinstance(value, bool) != is_number or (in_file and not is_number)
+        if not (isinstance(value, int) and is_of_type and is_possible(knob, value)):
             valid = "an integer of at least 1" if knob in COUNTS else "true or false"
             valid = f"an integer from {HIGHEST_PRIORITY} to 0" if knob in PRIORITIES else valid
             # With YAML aliases a short file can hold a huge value.
@@ -202,7 +214,7 @@ def is_possible(knob: str, value: int) -> bool:
 def refusal(point: OperatorPoint) -> str | None:
     """Returns why the point is invalid on any backend, or None."""
     operator, slots, requested = point.operator, settings(point), requested_by_phase(point)
-    methods = {phase: setting["method"] for phase, setting in requested.items() if setting["method"] != "none"}
+    methods = {phase: method for phase, setting in requested.items() if (method := method_of(setting)) != "none"}
     if not methods:
         return None
     if point.tp_size == 1:
@@ -218,18 +230,18 @@ def refusal(point: OperatorPoint) -> str | None:
         return reason
     for knob, need in _NEED_OF_KNOB.items():
         if any(r.get(knob) for r in requested.values()) and not any(knob in setting for setting in slots.values()):
-            used = ", ".join(dict.fromkeys(setting["method"] for setting in slots.values()))
+            used = ", ".join(dict.fromkeys(map(method_of, slots.values())))
             return f"{knob} {need}; {used} on {', '.join(slots)} has none"
     return None
 
 
-def scatters_dgrad(operator: str, slots: Mapping[str, Mapping[str, Any]]) -> bool:
+def scatters_dgrad(operator: str, slots: Mapping[str, Setting]) -> bool:
     """Returns whether the operator's dgrad overlaps the reduce-scatter of its own output, not an all-gather in bulk."""
-    method = slots.get(slot(operator, "dgrad"), {}).get("method")
-    return OPERATORS[operator] == "column" and method is not None and not gathers(operator, "dgrad", method)
+    method = method_of(slots.get(slot(operator, "dgrad"), {}))
+    return OPERATORS[operator] == "column" and method != "none" and not gathers(operator, "dgrad", method)
 
 
-def wgrad_refusal(operator: str, slots: Mapping[str, Mapping[str, Any]]) -> str | None:
+def wgrad_refusal(operator: str, slots: Mapping[str, Setting]) -> str | None:
     """Returns why the operator's wgrad and dgrad settings exclude each other, or None."""
     if scatters_dgrad(operator, slots) and slot(operator, "wgrad") in slots:
         method = slots[slot(operator, "dgrad")]["method"]
@@ -274,11 +286,11 @@ _SHORT_KNOBS = {
 }
 
 
-def setting_name(setting: Mapping[str, Any] | None) -> str:
+def setting_name(setting: Setting | None) -> str:
     """Returns the name of a setting: `none`, `bulk_sm4`, `ring_agg0`, `pipeline_sm8_split4`."""
-    if not setting or setting["method"] == "none":
+    if not setting or (method := method_of(setting)) == "none":
         return "none"
-    parts = [setting["method"].removesuffix("_exchange")]
+    parts = [method.removesuffix("_exchange")]
     parts += [f"{short}{int(setting[knob])}" for knob, short in _SHORT_KNOBS.items() if setting.get(knob) is not None]
     return "_".join(parts)
 
@@ -303,7 +315,7 @@ def setting_of(name: str) -> Setting | None:
     return setting
 
 
-USERBUFFERS_DEFAULTS: dict[str, dict[str, Any]] = {
+USERBUFFERS_DEFAULTS: dict[str, Setting] = {
     "none": {},
     "bulk": {"cga_size": 2, "set_sm_margin": True},
     "ring_exchange": {"aggregate": False, "cga_size": 1, "set_sm_margin": False, "use_ce": True},
@@ -336,21 +348,21 @@ USERBUFFERS_RANKS = (2, 4, 8)
 exchange copies between neighbours and works with any size."""
 
 
-def brief_name(setting: Mapping[str, Any] | None) -> str:
+def brief_name(setting: Setting | None) -> str:
     """Returns the short name of a setting, without the knobs at the method's defaults."""
     if not setting:
         return "none"
-    usual = USERBUFFERS_DEFAULTS[setting["method"]]
+    usual = USERBUFFERS_DEFAULTS[method_of(setting)]
     always = ("method", "aggregate", "num_splits")
     return setting_name({name: v for name, v in setting.items() if name in always or usual.get(name) != v})
 
 
-def absent_knobs(backend: str | None, setting: Mapping[str, Any]) -> set[str]:
+def absent_knobs(backend: str | None, *, aggregate: object) -> set[str]:
     """Returns the knobs set by default (num_sm, aggregate=false) that the backend lacks: they change neither the point
     nor its name."""
     if backend != "symm_mem":
         return set()
-    return {"num_sm"} if setting.get("aggregate") else {"num_sm", "aggregate"}
+    return {"num_sm"} if aggregate else {"num_sm", "aggregate"}
 
 
 def without_idle_knobs(setting: Setting) -> Setting:

@@ -277,7 +277,7 @@ def _alternatives(choices: Sequence[PassChoice], within: float) -> Iterator[tupl
 
 
 def _methods(candidate: Measured) -> dict[str, str]:
-    return {slot: setting["method"] for slot, setting in candidate.settings.items()}
+    return {slot: space.method_of(setting) for slot, setting in candidate.settings.items()}
 
 
 def _fastest_together(names: Mapping[str, str], result: Result) -> str | None:

@@ -46,7 +46,7 @@ def _pairs(point: KernelPoint) -> bool:
 
 def named(point: KernelPoint, name: str) -> Setting | None:
     setting = space.setting_of(name)
-    if setting is None or set(setting) - {"method", *_KNOBS[setting["method"]]}:
+    if setting is None or set(setting) - {"method", *_KNOBS[space.method_of(setting)]}:
         return None
     if not setting.get("aggregate"):
         setting.pop("aggregate", None)

@@ -113,7 +113,7 @@ class Collectives:
     def pipelined_gather_into(self, shard: Tensor, product: Tensor, multiply: Multiply) -> None:
         """Multiplies the gathered shards into `product`, in splits; the gathered input is not kept. A split has some
         rows of every rank's shard, and moves while the previous one is multiplied."""
-        splits = shard.tensor_split(min(self.setting["num_splits"], shard.shape[0]))
+        splits = shard.tensor_split(min(int(self.setting["num_splits"]), shard.shape[0]))
         moving = [self.comm.all_gather(split) for split in splits]
         by_rank = product.view(self.ranks.world_size, shard.shape[0], -1).tensor_split(len(splits), dim=1)
         for pending, into in zip(moving, by_rank, strict=True):
@@ -121,7 +121,7 @@ class Collectives:
 
     def reduce_into(self, rows: Tensor, product: Tensor, multiply: Multiply) -> Tensor:
         """Multiplies `rows` [m, k] into `product` [m, n], and sums it over the ranks, in splits. Returns the sum."""
-        moving, splits = [], min(self.setting["num_splits"], rows.shape[0])
+        moving, splits = [], min(int(self.setting["num_splits"]), rows.shape[0])
         for part, into in zip(rows.tensor_split(splits), product.tensor_split(splits), strict=True):
             multiply(part, into)
             moving.append(self.comm.all_reduce(into))
@@ -163,7 +163,7 @@ class Collectives:
         """Multiplies and scatters in splits of some rows of every rank's chunk: each fills some of each shard."""
         by_rank = rows.view(self.ranks.world_size, -1, rows.shape[1])
         shard = form.new_empty(by_rank.shape[1], columns)
-        splits = min(self.setting.get("num_splits", 4), by_rank.shape[1])
+        splits = min(int(self.setting.get("num_splits", 4)), by_rank.shape[1])
         moving = []
         for part, into in zip(by_rank.tensor_split(splits, dim=1), shard.tensor_split(splits), strict=True):
             product = form.new_empty(*part.shape[:2], columns)

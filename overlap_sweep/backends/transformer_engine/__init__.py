@@ -121,7 +121,7 @@ def _cublasmp_refusal(settings: Mapping[str, Setting], point: LinearPoint) -> st
     if point.precision not in CUBLASMP_PRECISIONS:
         return f"cuBLASMp has no precision={point.precision}; it has {', '.join(CUBLASMP_PRECISIONS)}"
     for slot, setting in settings.items():
-        method = setting["method"]
+        method = space.method_of(setting)
         if method == "bulk":
             return f"{slot}: cuBLASMp has no bulk overlap; it has ring_exchange and pipeline"
         if method == "pipeline" and not point.runtime.multicast:
@@ -133,9 +133,7 @@ def _cublasmp_refusal(settings: Mapping[str, Setting], point: LinearPoint) -> st
     return None
 
 
-def _setting_refusal(
-    slot: str, setting: Mapping[str, Any], point: TensorParallelPoint, shape: LinearShape
-) -> str | None:
+def _setting_refusal(slot: str, setting: Setting, point: TensorParallelPoint, shape: LinearShape) -> str | None:
     recipe, phase = RECIPES.get(point.precision), slot.partition("_")[2]
     method, tp_size = setting["method"], point.tp_size
     if recipe and (reason := recipe.overlap_refusal(slot, setting, shape)):
@@ -164,12 +162,12 @@ def _setting_refusal(
             return "fp8_buf requires an FP8 precision"
         if recipe.precision != "fp8_delayed":
             return "Transformer Engine: a reduce-scatter in FP8 (fp8_buf) requires precision=fp8_delayed"
-    if setting.get("num_splits"):
+    if num_splits := int(setting.get("num_splits", 0)):
         # The pipeline splits the GEMM along the weight's rows, or for dgrad along its columns.
         cut = shape.in_features if phase == "dgrad" else shape.out_features
-        chunk, rest = divmod(cut, setting["num_splits"])
+        chunk, rest = divmod(cut, num_splits)
         if rest or (recipe and chunk % recipe.split):
-            return f"{slot}: {cut} columns cannot be split into num_splits={setting['num_splits']} equal parts" + (
+            return f"{slot}: {cut} columns cannot be split into num_splits={num_splits} equal parts" + (
                 f" divisible by {recipe.split}" if recipe else ""
             )
     return None
@@ -189,9 +187,7 @@ def _wrong_numbers() -> list[dict[str, Any]]:
     return entries
 
 
-def known_wrong(
-    point: LinearPoint, slot: str, setting: Mapping[str, Any], environment: Mapping[str, Any]
-) -> str | None:
+def known_wrong(point: LinearPoint, slot: str, setting: Setting, environment: Mapping[str, Any]) -> str | None:
     """Returns why a slot's setting computes wrong numbers on a machine with this recorded environment, or None."""
     for entry in _wrong_numbers():
         installed = environment.get("packages", {}).get(entry["package"])

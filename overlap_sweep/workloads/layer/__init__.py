@@ -207,7 +207,7 @@ def _preset(name: str, point: Asked) -> OverlapConfig:
     if name == "default":
         return OverlapConfig()
     if name == "rs_dgrad":
-        slots = {slot: {"method": "ring_exchange"} for slot in ("qkv_dgrad", "fc1_dgrad")}
+        slots: dict[str, space.Setting] = {slot: {"method": "ring_exchange"} for slot in ("qkv_dgrad", "fc1_dgrad")}
         return OverlapConfig(slots, {**overlap_cfg.SWITCH_DEFAULTS, "tp_comm_overlap_rs_dgrad": True})
     if name == "atomic":
         return OverlapConfig(_slots(replace(point, atomic_gemm=True), [("ring_exchange", "fprop", _EVERY)]))

@@ -31,7 +31,7 @@ ROUNDING = 1e-9
 """600 x 4 / 2000 is 1.2 and must not fail a tolerance of 0.2 for the last binary digit."""
 
 
-def config_id(tp_size: int | None, operator: str, phase: str, settings: Mapping[str, Mapping[str, Any]]) -> str:
+def config_id(tp_size: int | None, operator: str, phase: str, settings: Mapping[str, space.Setting]) -> str:
     """Returns the id of a slot's configuration, given the settings by slot: `tp2_fc1_fprop_ring_agg0`.
 
     It has the knobs that differ from the method's defaults. Where the pass's other slot overlaps too it is named, since

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
-from typing import Any
 
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.overlap_cfg import NONE
@@ -114,7 +113,7 @@ def _settings(point: Point) -> Mapping[str, space.Setting]:
     }
 
 
-def _setting(row: PhaseRow) -> Mapping[str, Any]:
+def _setting(row: PhaseRow) -> space.Setting:
     """Returns the setting of the phase; its method is `none` without overlap."""
     operator = row.point.config_as(Asked).operator
     return _settings(row.point).get(space.slot(operator, row.part)) or {"method": NONE}

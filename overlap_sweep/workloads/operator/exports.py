@@ -200,7 +200,7 @@ def _bridge_class(method: str) -> str:
     return f"{method.title().replace('_', '')}OverlapCfg"
 
 
-def _bridge_setting(slot: str, setting: Mapping[str, Any]) -> str:
+def _bridge_setting(slot: str, setting: space.Setting) -> str:
     method = _method(slot, setting)
     wanted = {**_defaults(slot, method), **setting}
     arguments = ", ".join(
@@ -240,7 +240,7 @@ def ub_cfgs_json(config: OverlapConfig) -> str:
     return json.dumps(slots, indent=2) + "\n"
 
 
-def _method(slot: str, setting: Mapping[str, Any]) -> str:
+def _method(slot: str, setting: space.Setting) -> str:
     return str(setting.get("method", space.USERBUFFERS_DEFAULT_SETTINGS[slot]["method"]))
 
 

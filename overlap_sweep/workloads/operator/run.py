@@ -99,7 +99,7 @@ def _enough(point: Resolved, bench: Bench) -> Enough | None:
 
 
 def _check_sm_count(point: Resolved, ranks: Ranks) -> None:
-    most = max((setting.get("num_sm", 0) for setting in space.settings(point).values()), default=0)
+    most = max(map(space.num_sm_of, space.settings(point).values()), default=0)
     if ranks.device.type == "cuda":
         count = torch.cuda.get_device_properties(ranks.device).multi_processor_count
         if most > count:

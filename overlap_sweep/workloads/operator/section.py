@@ -42,6 +42,7 @@ from overlap_sweep.workloads.operator.choice import (
     Candidate,
     Frozen,
     PassChoice,
+    PassKey,
     choose_all,
     failures_by_pass,
     frozen,
@@ -88,7 +89,7 @@ def section(sources: Sources) -> Section | None:
 
 def point_rows(points: Sequence[Point], root: Path, analysis: OperatorAnalysis) -> list[PhaseRow]:
     """Returns one row per phase that a point overlaps, or that it requests if it overlaps none."""
-    chosen: dict[tuple[Any, ...], Frozen] = {
+    chosen: dict[PassKey, Frozen] = {
         (case.case, choice.tp_size, choice.operator, choice.pass_name): frozen(choice.chosen.settings)
         for case in analysis.cases
         for tp_size in case.plans
@@ -346,7 +347,7 @@ def plain_setting(slot: str, setting: space.Setting) -> space.Setting:
     """Returns the setting in a form that is equal for all backends: without num_sm of a ring exchange by copy engines,
     and with the knobs that are always named."""
     operator, _, phase = slot.partition("_")
-    method = setting["method"]
+    method = space.method_of(setting)
     usual = space.USERBUFFERS_DEFAULTS[method]
     named = set(space.knobs_of(operator, phase, method)) & {"aggregate", "num_splits"} & usual.keys()
     plain = {**{knob: usual[knob] for knob in sorted(named)}, **setting}
