@@ -63,9 +63,9 @@ class Here:
 RunHere = Callable[[Any, Path, Here], dict[str, Any]]
 
 
-def run_of(package: str) -> Run:
-    """Returns a function that imports the package's module `run` when called, and calls its `run`."""
-    return lambda point, directory, ranks: import_module(f"{package}.run").run(point, directory, ranks)
+def run_of(package: str, module: str = "run") -> Run:
+    """Returns a function that imports the package's module when called, and calls its `run`."""
+    return lambda point, directory, ranks: import_module(f"{package}.{module}").run(point, directory, ranks)
 
 
 MOST_TP = 8

@@ -1,7 +1,7 @@
 """A transformer layer, or a part of it, under several overlap configurations in turns."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from overlap_sweep.overlap.space import MOE_KIND
 from overlap_sweep.results.run_directory import settings_file
 from overlap_sweep.workloads import Workload, run_of, tp_groups_on_nodes, tp_ranks, usual_workers
 from overlap_sweep.workloads.layer import moe
-from overlap_sweep.workloads.layer.config import Asked, Config, Moe, Resolved
+from overlap_sweep.workloads.layer.config import Asked, Config, Moe, Resolved, ResolvedLayer, ResolvedMoe
 from overlap_sweep.workloads.memory import ADAM_BYTES, Memory
 
 NOT_OVERLAPPED = ("none", "floor")
@@ -55,7 +55,7 @@ _OPERATORS_OF_KIND = {
 }
 
 
-def complete(config: Asked) -> dict[str, Any]:
+def complete(config: Asked) -> Asked:
     """Returns the point with its backend and the configuration of each variant, read from its file. UserError for an
     option of layers with experts."""
     for option in fields(Moe):
@@ -65,8 +65,8 @@ def complete(config: Asked) -> dict[str, Any]:
     model = models.without_experts(config.model)
     chosen = replace(config, backend=backend, model=model, with_cublasmp=config.with_cublasmp or None)
     configs = configurations(chosen) if backend in backends.LAYERS else {}
-    recorded = {name: asdict(one) for name, one in configs.items()}
-    return {**chosen, "layer": {**asdict(config.layer), "configurations": recorded}}
+    layer = {**vars(config.layer), "moe": ResolvedMoe(), "configurations": configs}
+    return replace(chosen, layer=ResolvedLayer(**layer))
 
 
 def refusal(point: Resolved) -> str | None:
@@ -263,7 +263,8 @@ WORKLOAD = Workload(
     refusal=_by_kind(refusal, moe.refusal),
     # The arguments of layers with experts are in the point.
     overlap_configs=_by_kind(overlap_configs, lambda point: {}),
-    run=run_of(__name__),
+    # The latter only where Megatron-Core is installed.
+    run=_by_kind(run_of(__name__), run_of(__name__, "moe_bench")),
     subject=lambda point: point.layer.kind,
     words=_by_kind(_words, moe.words),
     named={"tp_size", "layer", "layer.num_replicas", "layer.moe.ep_size"},

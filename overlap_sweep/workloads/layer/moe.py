@@ -51,7 +51,7 @@ DEEPEP_SMS = 20
 """Megatron-Core's default of moe_deepep_num_sms."""
 
 
-def complete(config: Asked) -> dict[str, Any]:
+def complete(config: Asked) -> Asked:
     """Returns the point with its backend, its options and the arguments of each variant. UserError for an unknown
     variant or a knob of tensor-parallel overlap."""
     if config.num_sm != KnobsConfig.num_sm:
@@ -64,8 +64,8 @@ def complete(config: Asked) -> dict[str, Any]:
     asked = _asked(replace(config, layer=replace(config.layer, moe=options)))
     options.arguments = {name: arguments(name, options.num_sm) for name in asked}
     backend = BACKEND if config.backend == "auto" else config.backend
-    layer = {**asdict(config.layer), "moe": asdict(options)}
-    return {**config, **dict.fromkeys(space.KNOBS), "backend": backend, "layer": layer}
+    unused: dict[str, Any] = dict.fromkeys(space.KNOBS)
+    return replace(config, **unused, backend=backend, layer=replace(config.layer, moe=options))
 
 
 def _asked(config: Asked) -> list[str]:

@@ -4,6 +4,8 @@ which an iteration's micro batches run."""
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -19,10 +21,15 @@ from overlap_sweep.overlap.overlap_cfg import FLOOR, NONE
 from overlap_sweep.workloads.layer import moe
 from overlap_sweep.workloads.layer.config import Resolved
 from overlap_sweep.workloads.layer.moe import VARIANTS, overlaps_micro_batches
-from overlap_sweep.workloads.layer.run import INPUTS, Bench, draw
+from overlap_sweep.workloads.layer.run import INPUTS, Bench, draw, measured
 
 
-def build(point: Resolved, ranks: Ranks) -> Bench:
+def run(point: Resolved, directory: Path, ranks: Ranks) -> dict[str, Any]:
+    """Returns the measured fields of the point's `Result`. Collective."""
+    return measured(_bench(point, ranks), point, directory, ranks)
+
+
+def _bench(point: Resolved, ranks: Ranks) -> Bench:
     """Returns the point's variants. Collective."""
     options, refused = point.layer.moe, moe.refused_variants(point)
     assert options.micro_batches

@@ -21,7 +21,6 @@ from overlap_sweep.measure.profile import capture_each
 from overlap_sweep.measure.timing import Enough, Samples, Variant, relative_error, summarise, time_variants
 from overlap_sweep.overlap import recipes
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
-from overlap_sweep.overlap.space import MOE_KIND
 from overlap_sweep.results.verdict import enough_of_rounds
 from overlap_sweep.workloads import layer as workload
 from overlap_sweep.workloads.layer.config import Resolved
@@ -50,14 +49,12 @@ class Bench:
 
 
 def run(point: Resolved, directory: Path, ranks: Ranks) -> dict[str, Any]:
-    """Returns the measured fields of the point's `Result`. Collective."""
-    if point.layer.kind == MOE_KIND:
-        # Only where Megatron-Core is installed.
-        from overlap_sweep.workloads.layer import moe_bench
+    """Returns the measured fields of a tensor-parallel layer's `Result`. Collective."""
+    return measured(_tensor_parallel(point, ranks), point, directory, ranks)
 
-        bench = moe_bench.build(point, ranks)
-    else:
-        bench = _tensor_parallel(point, ranks)
+
+def measured(bench: Bench, point: Resolved, directory: Path, ranks: Ranks) -> dict[str, Any]:
+    """Returns the measured fields of the point's `Result`. Collective."""
     variants, configured, refused = dict(bench.variants), bench.configured, bench.refused
     if refused and not configured:
         raise Refused("; ".join(f"{name}: {reason}" for name, reason in refused.items()))
