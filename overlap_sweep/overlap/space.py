@@ -7,7 +7,7 @@ communication that the slot carries decides which methods it takes.
 import re
 import reprlib
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 from overlap_sweep.config import MOST_SMS, TensorParallelPoint
 
@@ -75,9 +75,11 @@ KnobValue = bool | int | str
 """The value of a knob, or a method."""
 Setting = dict[str, KnobValue]
 """The setting of one slot: `method` and the knobs that apply to it. Slots without overlap have none."""
+Asked = Mapping[str, KnobValue | None]
+"""What a point asks of a slot; null: the default of a knob, or one that the backend lacks."""
 
 
-def method_of(setting: Setting) -> str:
+def method_of(setting: Asked) -> str:
     """Returns the setting's method; `none` if it names none."""
     return str(setting.get("method", "none"))
 
@@ -93,7 +95,7 @@ class Requested(Protocol):
     operator: str
     phase: str
     method: str
-    phases: Any
+    phases: Mapping[str, Asked] | None
 
 
 class OperatorPoint(Requested, TensorParallelPoint, Protocol):
@@ -147,14 +149,15 @@ def settings(point: Requested) -> dict[str, Setting]:
     return slots_of(point.operator, requested_by_phase(point))
 
 
-def slots_of(operator: str, by_phase: Mapping[str, Setting]) -> dict[str, Setting]:
+def slots_of(operator: str, by_phase: Mapping[str, Asked]) -> dict[str, Setting]:
     """Returns the settings of the operator's slots that take what is requested by phase, with the knobs that have an
     effect."""
     slots = {}
     for phase, requested in by_phase.items():
         method = method_of(requested)
         if method in methods_of(operator, phase):
-            knobs = {k: requested[k] for k in knobs_of(operator, phase, method) if requested.get(k) is not None}
+            asked = ((knob, requested.get(knob)) for knob in knobs_of(operator, phase, method))
+            knobs = {knob: value for knob, value in asked if value is not None}
             slots[slot(operator, phase)] = without_usual({"method": method, **knobs})
     return slots
 
@@ -164,7 +167,7 @@ def without_usual(setting: Setting) -> Setting:
     return {name: value for name, value in setting.items() if name not in _USUAL or value != _USUAL[name]}
 
 
-def requested_by_phase(point: Requested) -> dict[str, Setting]:
+def requested_by_phase(point: Requested) -> dict[str, Asked]:
     """Returns the requested method and knobs by phase, valid or not."""
     if point.phases:
         return {phase: point.phases[phase] for phase in PHASES if phase in point.phases}
@@ -367,7 +370,7 @@ def absent_knobs(backend: str | None, *, aggregate: object) -> set[str]:
 
 def without_idle_knobs(setting: Setting) -> Setting:
     """Returns the setting with knobs without effect at their defaults, so that equivalent settings are equal."""
-    by_copy_engines = setting["method"] == "ring_exchange" and setting.get("use_ce")
+    by_copy_engines = method_of(setting) == "ring_exchange" and setting.get("use_ce")
     return without_usual({**setting, "num_sm": 1} if by_copy_engines else setting)
 
 
@@ -375,6 +378,6 @@ def settings_name(settings: Mapping[str, Setting]) -> str:
     """Returns the name of one pass's settings: `none`, `ring_agg0`, `dgrad bulk_sm4`, or for two slots
     `dgrad bulk_sm4 + wgrad bulk_sm2`. The phase is included if the setting could belong to either slot of the pass.
     """
-    if len(settings) < 2 and not any(setting["method"] == "bulk" for setting in settings.values()):
+    if len(settings) < 2 and "bulk" not in map(method_of, settings.values()):
         return next(map(brief_name, settings.values()), "none")
     return " + ".join(f"{slot.partition('_')[2]} {brief_name(setting)}" for slot, setting in settings.items())

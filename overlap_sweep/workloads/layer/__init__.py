@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from overlap_sweep import backends
 from overlap_sweep.backends.transformer_engine import MEGATRON_NAMES
@@ -20,6 +20,8 @@ from overlap_sweep.workloads import Workload, run_of, tp_groups_on_nodes, tp_ran
 from overlap_sweep.workloads.layer import moe
 from overlap_sweep.workloads.layer.config import Asked, Config, Moe, Resolved, ResolvedLayer, ResolvedMoe
 from overlap_sweep.workloads.memory import ADAM_BYTES, Memory
+
+R = TypeVar("R")
 
 NOT_OVERLAPPED = ("none", "floor")
 
@@ -251,7 +253,7 @@ def _memory(point: Resolved) -> Memory:
     return Memory(parameters=weights, gradients=weights, optimizer=optimizer, activations=kept)
 
 
-def _by_kind(tensor_parallel: Callable[..., Any], of_moe: Callable[..., Any]) -> Callable[..., Any]:
+def _by_kind(tensor_parallel: Callable[..., R], of_moe: Callable[..., R]) -> Callable[..., R]:
     """Returns a call of the workload that depends on the point's kind of layer."""
     return lambda config, *more: (of_moe if config.layer.kind == MOE_KIND else tensor_parallel)(config, *more)
 

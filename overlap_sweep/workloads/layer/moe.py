@@ -6,7 +6,7 @@ experts and combined again by all-to-alls, with nothing beside them.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ from overlap_sweep.workloads.layer.config import DEFAULT_EP_SIZE, Asked, Config,
 
 BACKEND = "megatron"
 
-_DEFAULTS: Mapping[str, Any] = {"ep_size": DEFAULT_EP_SIZE, "routing": "balanced", "micro_batches": 2}
 _OF_OTHERS = {
     **{"num_replicas": 1, "training": False, "tp_comm_overlap_cfg": None, "ub_overlap_rs_dgrad": False},
     **dict.fromkeys(("ub_overlap_ag", "ub_overlap_rs", "ub_bulk_wgrad", "ub_bulk_dgrad")),
@@ -59,8 +58,14 @@ def complete(config: Asked) -> Asked:
     for knob in (*space.KNOBS, "with_cublasmp"):
         if knob != "num_sm" and (value := getattr(config, knob)) is not None:
             raise UserError(f"layer=moe does not use {knob}={shown(value)}; leave it out.")
-    given = {name: value for name, value in asdict(config.layer.moe).items() if value is not None}
-    options = ResolvedMoe(**{"grouped_gemm": config.runtime.device == "cuda", **_DEFAULTS, **given})
+    given = config.layer.moe
+    options = ResolvedMoe(
+        ep_size=given.ep_size or DEFAULT_EP_SIZE,
+        routing=given.routing or "balanced",
+        micro_batches=given.micro_batches or 2,
+        num_sm=given.num_sm,
+        grouped_gemm=config.runtime.device == "cuda" if given.grouped_gemm is None else given.grouped_gemm,
+    )
     asked = _asked(replace(config, layer=replace(config.layer, moe=options)))
     options.arguments = {name: arguments(name, options.num_sm) for name in asked}
     backend = BACKEND if config.backend == "auto" else config.backend

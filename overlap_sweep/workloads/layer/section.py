@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.overlap_cfg import (
@@ -239,23 +238,29 @@ def legend(layer: LayerAnalysis) -> str:
     )
 
 
-def report(point: Point, layer: LayerAnalysis | None, root: Path) -> dict[str, Any]:
+def report(point: Point, layer: LayerAnalysis | None, root: Path) -> dict[str, object]:
     """Returns the layer's entry in tuning_report.json."""
-    row, rows = PointRow[VariantRow](point, root, None), layer.rows if layer else []
+    row = PointRow[VariantRow](point, root, None)
     return {
         **{column.name: column.value(row) for column in OF_POINT if column.name},
         **recorded([point]),
         "warnings": point.result.warnings if point.result else [],
         "verdict": layer.verdict if layer else None,
-        "variants": [
-            {
-                **cells,
-                "settings": row.measured.settings,
-                "switches": row.measured.switches,
-                **({"arguments": row.measured.arguments} if row.measured.arguments else {}),
-            }
-            for row, cells in zip(rows, COMPARED.records(rows), strict=True)
-        ],
+        "variants": list(variants(layer).values()),
+    }
+
+
+def variants(layer: LayerAnalysis | None) -> dict[str, dict[str, object]]:
+    """Returns the entries of the layer's variants in tuning_report.json, by name."""
+    rows = layer.rows if layer else []
+    return {
+        row.name: {
+            **cells,
+            "settings": row.measured.settings,
+            "switches": row.measured.switches,
+            **({"arguments": row.measured.arguments} if row.measured.arguments else {}),
+        }
+        for row, cells in zip(rows, COMPARED.records(rows), strict=True)
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -39,8 +39,8 @@ def complete(config: Config) -> Config:
     return replace(config, phases=phases, **absent)
 
 
-def _with_knobs(setting: Mapping[str, Any], config: Config) -> dict[str, Any]:
-    defaults = backends.default_knobs(config, setting["method"])
+def _with_knobs(setting: space.Asked, config: Config) -> dict[str, Any]:
+    defaults = backends.default_knobs(config, space.method_of(setting))
     complete = {**setting, **{knob: value for knob, value in defaults.items() if setting.get(knob) is None}}
     absent = space.absent_knobs(config.backend, aggregate=setting.get("aggregate"))
     return complete | dict.fromkeys(absent & complete.keys())

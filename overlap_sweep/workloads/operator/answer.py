@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
 
 from overlap_sweep.config import Model
 from overlap_sweep.overlap import space
@@ -143,7 +142,7 @@ class CaseAnalysis:
         return [known.get(item, SwitchAdvice(*item, f"as measured on {measured}")) for item in changed]
 
     @property
-    def sizes(self) -> dict[str, Any]:
+    def sizes(self) -> dict[str, object]:
         """Returns the model's sizes as in docs/options.md, without those it has none of."""
         model = self.points[0].config.model
         return {name: value for name, value in asdict(model).items() if name in _SIZES and value is not None}

@@ -242,7 +242,7 @@ ANSWERS = Table(
             words=lambda row: space.brief_name(row.setting) + (" *" if row.setting != row.final_setting else ""),
             style="setting",
         ),
-        S("method", lambda row: row.setting["method"] if row.setting else NONE, kind="text"),
+        S("method", lambda row: space.method_of(row.setting or {}), kind="text"),
         *knob_columns(attrgetter("setting")),
         attribute(
             "time_us",

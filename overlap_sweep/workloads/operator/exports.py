@@ -11,7 +11,6 @@ pytorch/transformer.py).
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import yaml
 
@@ -42,7 +41,7 @@ _LEFT_OUT = "gets Transformer Engine's default overlap, unless a switch turns it
 
 _BRIDGE_MODULE = "megatron.bridge.training.comm_overlap"
 _NO_DEFAULT = object()
-_BRIDGE_FIELDS: dict[str, dict[str, Any]] = {
+_BRIDGE_FIELDS: dict[str, dict[str, object]] = {
     "bulk": dict.fromkeys(("num_sm", "cga_size", "set_sm_margin"), _NO_DEFAULT),
     "ring_exchange": {
         **{"aggregate": False, "num_sm": 1, "cga_size": 1, "set_sm_margin": False},
@@ -244,7 +243,7 @@ def _method(slot: str, setting: space.Setting) -> str:
     return str(setting.get("method", space.USERBUFFERS_DEFAULT_SETTINGS[slot]["method"]))
 
 
-def _defaults(slot: str, method: str) -> dict[str, Any]:
+def _defaults(slot: str, method: str) -> space.Setting:
     """Returns initialize_ub's defaults for the unset knobs of a slot, as far as each is one value.
 
     They depend on the slot's default method, not on `method`, except for a dgrad that scatters its output.

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,9 @@ from overlap_sweep.workloads.operator.result import DefaultTiming, OperatorTimes
 
 TP1_REPEATS = 7
 """Most timed passes of the unsharded operator."""
+
+Inputs = dict[tuple[tuple[int, int], tuple[int, int]], tuple[list[Tensor], list[Tensor]]]
+"""Inputs and output gradients by input and output shape."""
 
 
 def run(point: Resolved, directory: Path, ranks: Ranks) -> dict[str, Any]:
@@ -158,8 +161,7 @@ class Bench:
     parameters: Mapping[str, Tensor]
     none: Variant
     floor: Variant
-    inputs: dict[tuple[tuple[int, int], ...], tuple[list[Tensor], list[Tensor]]] = field(default_factory=dict)
-    """Inputs and output gradients by input and output shape."""
+    inputs: Inputs = field(default_factory=dict)
     best: dict[str, float] = field(default_factory=dict)
     """Smallest time so far over the none time of the same point, by pass."""
     default: DefaultOverlap = field(default_factory=DefaultOverlap)
@@ -208,7 +210,7 @@ def _bench(key: bytes, ranks: Ranks) -> Bench:
     backend, seed = backends.load(point.backend), point.workload.seed
     shape = models.operator_shape(point, point.operator)
     parameters = draw_parameters(backend.parameter_shapes(point, shape), shape, point.precision, ranks, seed)
-    inputs: dict[Any, Any] = {}
+    inputs: Inputs = {}
     say(f"builds none and floor of {point.operator}: {shape}")
     none, floor = (
         _variant(backend.build(point, purpose, ranks, parameters), _input_stream(point, ranks), inputs)
@@ -239,16 +241,16 @@ def draw_parameters(
     return drawn
 
 
-def _variant(linear: ParallelLinear, generator: torch.Generator, known_inputs: dict[Any, Any]) -> Variant:
+def _variant(linear: ParallelLinear, generator: torch.Generator, known_inputs: Inputs) -> Variant:
     """Returns a variant that rotates through enough inputs to keep them out of the L2 cache."""
     weight = linear.parameters["weight"]
     shapes = linear.input_shape, linear.output_shape
     if shapes not in known_inputs:
-        draw: dict[str, Any] = {"generator": generator, "device": weight.device, "dtype": weight.dtype}
+        draw = partial(torch.randn, generator=generator, device=weight.device, dtype=weight.dtype)
         input_bytes = linear.input_shape[0] * linear.input_shape[1] * weight.element_size()
         count = min(MOST_INPUTS, 1 + -(-L2_BYTES // input_bytes)) if weight.is_cuda else 2
-        drawn = [torch.randn(linear.input_shape, **draw).requires_grad_() for _ in range(count)]
-        known_inputs[shapes] = drawn, [torch.randn(linear.output_shape, **draw) for _ in range(count)]
+        drawn = [draw(linear.input_shape).requires_grad_() for _ in range(count)]
+        known_inputs[shapes] = drawn, [draw(linear.output_shape) for _ in range(count)]
     inputs, gradients = known_inputs[shapes]
     names = ("input_grad", *(f"{name}_grad" for name in linear.parameters))
 
