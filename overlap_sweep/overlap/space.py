@@ -24,12 +24,22 @@ PASSES = ("fwd", "bwd")
 PASS_OF_PHASE = {"fprop": "fwd", "dgrad": "bwd", "wgrad": "bwd"}
 """The pass whose time a phase's setting changes: dgrad and wgrad can only be timed together."""
 
-METHODS = ("none", "bulk", "ring_exchange", "pipeline")
-
-KNOBS = (
-    *("num_sm", "aggregate", "num_splits", "cga_size", "set_sm_margin", "use_ce", "atomic_gemm", "fp8_buf"),
-    *("comm_priority", "gemm_priority", "pipeline_rs_overlap_first_gemm"),
-)
+_OVERLAPS = ("bulk", "ring_exchange", "pipeline")
+METHODS = ("none", *_OVERLAPS)
+KNOBS: Mapping[str, tuple[str, ...]] = {
+    "num_sm": _OVERLAPS,
+    "aggregate": ("ring_exchange",),
+    "num_splits": ("pipeline",),
+    "cga_size": _OVERLAPS,
+    "set_sm_margin": _OVERLAPS,
+    "use_ce": ("ring_exchange",),
+    "atomic_gemm": ("ring_exchange", "pipeline"),
+    "fp8_buf": ("ring_exchange", "pipeline"),
+    "comm_priority": _OVERLAPS,
+    "gemm_priority": _OVERLAPS,
+    "pipeline_rs_overlap_first_gemm": ("pipeline",),
+}
+"""The knobs, with the methods that each belongs to."""
 MOST_OF = {"num_sm": MOST_SMS, "num_splits": 1024, "cga_size": 16}
 COUNTS = tuple(MOST_OF)
 """The knobs that are positive integers."""
@@ -46,19 +56,6 @@ _METHODS_OF_PHASE = {
     ("row", "fprop"): ("ring_exchange", "pipeline"),
     ("row", "dgrad"): ("ring_exchange",),
     ("row", "wgrad"): (),
-}
-
-_KNOBS_OF_METHOD = {
-    "none": (),
-    "bulk": ("num_sm", "cga_size", "set_sm_margin", *PRIORITIES),
-    "ring_exchange": (
-        *("num_sm", "aggregate", "cga_size", "set_sm_margin", "use_ce", "atomic_gemm", "fp8_buf"),
-        *PRIORITIES,
-    ),
-    "pipeline": (
-        *("num_sm", "num_splits", "cga_size", "set_sm_margin", "atomic_gemm", "fp8_buf"),
-        *(*PRIORITIES, "pipeline_rs_overlap_first_gemm"),
-    ),
 }
 
 _NEED_OF_KNOB = {
@@ -137,7 +134,7 @@ def knobs_of(operator: str, phase: str, method: str) -> tuple[str, ...]:
     # Transformer Engine 2.20 ignores the knob there.
     if gathers(operator, phase, method) or (phase, method) == ("dgrad", "ring_exchange"):
         absent.add("fp8_buf")
-    return tuple(knob for knob in _KNOBS_OF_METHOD[method] if knob not in absent)
+    return tuple(knob for knob, methods in KNOBS.items() if method in methods and knob not in absent)
 
 
 def settings(point: Requested) -> dict[str, Setting]:

@@ -157,14 +157,15 @@ def _prove(whole: Sweep, task: Task, record: TunerRecord) -> None:
         return
     layers = models.layers_with(task.point.model)
     found = combinations(chosen.choices, max(1, tuner.together), tuner.within, tuner.unmeasured, layers)
-    found |= {f"preset {path.stem}": overlap_cfg.read(path) for path in _preset_files(tuner.presets, tp_size)}
+    found |= {name: overlap_cfg.read(path) for name, path in presets(tuner.presets, tp_size).items()}
     names = {label: _write_config(whole, task, index, found[label]) for index, label in enumerate(found)}
     taken: str | None = next(iter(found))
     if len(names) > 1:
         result = _run_trial(whole, task, "together", {NONE: NONE, **names}, record.together, TOGETHER_NOISE)
         taken = _fastest_together(names, result)
     tuned = _write_config(whole, task, TUNED, found[taken]) if taken else NONE
-    variants = {NONE: NONE, DEFAULT: DEFAULT, TUNED: tuned, **presets(tuner.presets, tp_size)}
+    of_presets = {name: f"{FILE}{path}" for name, path in presets(tuner.presets, tp_size).items()}
+    variants = {NONE: NONE, DEFAULT: DEFAULT, TUNED: tuned, **of_presets}
     result = _run_trial(whole, task, "proof", variants, record.proofs)
     if result.status in ("failed", "timeout") and tuned != NONE:
         # Shows whether the tuned settings break the layer.
@@ -223,11 +224,9 @@ def _layer_job(whole: Sweep, task: Task, subdirectory: str, variants: list[str],
 def case_word(task: Task) -> str:
     """Returns a unique name of the task's case in the sweep, valid in file names."""
     point = task.point
-    model = point.model.name.rstrip("/").removesuffix("/config.json").rsplit("/", 1)[-1]
-    parts = model, f"tp{point.tp_size}", point.backend, point.precision, f"tokens{point.workload.tokens}"
-    more = overlap_cfg.process_wide(point)
-    name = "_".join([*parts, *([more] if more else [])])
-    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name)
+    parts = models.short_name(point.model), f"tp{point.tp_size}", point.backend, point.precision
+    more = f"tokens{point.workload.tokens}", overlap_cfg.process_wide(point)
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", "_".join(filter(None, (*parts, *more))))
 
 
 def _holds_for_layers(override: str) -> bool:
@@ -299,25 +298,19 @@ def _fastest_together(names: Mapping[str, str], result: Result) -> str | None:
     return fastest if gain.faster else first
 
 
-def presets(paths: Sequence[str] | None, tp_size: int) -> dict[str, str]:
-    """Returns the variants of the user's preset files, by their names in reports."""
-    files = _preset_files(paths, tp_size)
-    return {f"preset {path.stem}": f"file:{path}" for path in files}
+def presets(paths: Sequence[str] | None, tp_size: int | str) -> dict[str, Path]:
+    """Returns the user's preset files by their names in reports. UserError if two have the same."""
+    found: dict[str, Path] = {}
+    for path in (Path(path.replace("{tp}", str(tp_size))).expanduser() for path in paths or ()):
+        if (other := found.setdefault(f"preset {path.stem}", path)) != path:
+            raise UserError(f"tuner.presets: {other} and {path} have the same name in the report; rename one.")
+    return found
 
 
 def check_presets(paths: Sequence[str] | None, tp_sizes: Sequence[str]) -> None:
-    """Raises UserError if a preset file is not a valid tp_comm_overlap_cfg."""
-    for tp_size in tp_sizes:
-        by_name: dict[str, Path] = {}
-        for path in _preset_files(paths, tp_size):
-            overlap_cfg.read(path)
-            other = by_name.setdefault(path.stem, path)
-            if other != path:
-                raise UserError(f"tuner.presets: {other} and {path} have the same name in the report; rename one.")
-
-
-def _preset_files(paths: Sequence[str] | None, tp_size: int | str) -> list[Path]:
-    return [Path(path.replace("{tp}", str(tp_size))).expanduser() for path in paths or ()]
+    """Raises UserError if a preset file is not a valid tp_comm_overlap_cfg, or two have the same name."""
+    for path in (path for tp_size in tp_sizes for path in presets(paths, tp_size).values()):
+        overlap_cfg.read(path)
 
 
 def _analysis_config(whole: Sweep) -> AnalysisConfig:

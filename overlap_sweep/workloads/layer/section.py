@@ -101,7 +101,8 @@ TIMES = (
     attribute("speedup"),
     attribute("reference", "Variant that the ratio refers to: none, or if it was not measured the first one.", "text"),
     attribute(
-        *("ratio", "time_us over that of the reference in the same round, median of the rounds; below 1 is faster."),
+        "ratio",
+        "time_us over that of the reference in the same round, median of the rounds; below 1 is faster.",
         read="gain.ratio",
         header="ratio",
         show="{:.3f}".format,

@@ -115,25 +115,22 @@ def _default_overlap(point: Resolved, bench: Bench) -> DefaultOverlap:
         # All ranks must agree, and their clocks differ.
         (age_s,) = bench.ranks.slowest([time.monotonic() - bench.default.measured_s])
         if age_s >= point.workload.default_every_s:
-            times, warnings = _measure_default(point, bench)
-            bench.default = DefaultOverlap(time.monotonic(), times, warnings)
+            bench.default = _measure_default(point, bench)
     return bench.default
 
 
-def _measure_default(point: Resolved, bench: Bench) -> tuple[dict[str, DefaultTiming], list[str]]:
-    """Returns the default's times by pass, and warnings."""
+def _measure_default(point: Resolved, bench: Bench) -> DefaultOverlap:
     backend, ranks, workload, measured = backends.load(point.backend), bench.ranks, point.workload, now()
     try:
         with named_range("prepare default"):
             backend.prepare(point, "default")
     except Refused as reason:
-        return {}, [f"The library's default overlap was not measured: {reason}."]
+        return DefaultOverlap(warnings=[f"The library's default overlap was not measured: {reason}."])
     variants = {"default": bench.variant(point, "default"), "none": bench.none}
     error = relative_error(variants["default"], variants["none"], ranks, "default")
     if max(error.values()) > space.DEFAULT_TOLERANCE:
-        return {}, [
-            f"The library's default overlap computes wrong numbers and was not measured: relative error {error}."
-        ]
+        warning = f"The library's default overlap computes wrong numbers and was not measured: relative error {error}."
+        return DefaultOverlap(warnings=[warning])
     samples = time_variants(variants, ranks, workload.warmup, workload.repeats)
     times = {}
     for name in (*space.PASSES, "all"):
@@ -141,16 +138,17 @@ def _measure_default(point: Resolved, bench: Bench) -> tuple[dict[str, DefaultTi
         times[name] = DefaultTiming(default, none, measured)
     late = any(taken.launch_bound for taken in samples.values())
     said = "The library's default overlap was launch-bound: its time says nothing about the GPU."
-    return times, [said] if late else []
+    return DefaultOverlap(times, [said] if late else [])
 
 
 @dataclass
 class DefaultOverlap:
     """The last measurement of the library's own default overlap."""
 
-    measured_s: float = -math.inf
     times: Mapping[str, DefaultTiming] = field(default_factory=dict)
+    """Times by pass; empty if it could not be measured."""
     warnings: list[str] = field(default_factory=list)
+    measured_s: float = field(default_factory=time.monotonic)
 
 
 @dataclass
@@ -164,7 +162,7 @@ class Bench:
     inputs: Inputs = field(default_factory=dict)
     best: dict[str, float] = field(default_factory=dict)
     """Smallest time so far over the none time of the same point, by pass."""
-    default: DefaultOverlap = field(default_factory=DefaultOverlap)
+    default: DefaultOverlap = field(default_factory=lambda: DefaultOverlap(measured_s=-math.inf))
     none_us: dict[str, float] = field(default_factory=dict)
     """The none time of the first point, by pass, to which all points' objectives are scaled."""
     none_profiled: bool = False
