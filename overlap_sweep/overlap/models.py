@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 from overlap_sweep.config import OF_EXPERTS, Model, ModelLayers, ResolvedModel, TensorParallelPoint, known
 from overlap_sweep.errors import UserError
-from overlap_sweep.overlap.space import OPERATORS
+from overlap_sweep.overlap.space import LAYER_KINDS, OPERATORS
 
 M = TypeVar("M", bound=Model)
 
@@ -26,9 +26,7 @@ SIZES_OF = {
     **dict.fromkeys(("fc1", "fc2"), ("ffn_hidden_size", "gated_mlp")),
 }
 """Sizes that an operator needs besides those of the whole model."""
-ATTENTION, MLP = ("qkv", "proj"), ("fc1", "fc2")
-_KINDS = {ATTENTION: "multihead_attention", MLP: "layernorm_mlp", (*ATTENTION, *MLP): "transformer_layer"}
-"""Kinds of layer by their operators."""
+ATTENTION, MLP = LAYER_KINDS["multihead_attention"], LAYER_KINDS["layernorm_mlp"]
 WHOLE = "the whole layer"
 _PARTS = {"multihead_attention": "the attention", "layernorm_mlp": "the MLP"}
 
@@ -237,6 +235,19 @@ def refusal(model: ResolvedModel, operator: str, tokens: int, tp_size: int) -> s
     return f"{operator}: {reason}" if reason else None
 
 
+def layer_refusal(model: ResolvedModel, kind: str, micro_batch_size: int, tokens: int, tp_size: int) -> str | None:
+    """Returns why a layer of this kind cannot be cut for this TP size, or which operator the model lacks, or None."""
+    if tokens % (micro_batch_size * tp_size):
+        return (
+            f"workload.tokens={tokens} is not divisible by layer.micro_batch_size={micro_batch_size} "
+            f"times tp_size={tp_size}"
+        )
+    operators = LAYER_KINDS[kind]
+    if lacking := lacks(model, operators):
+        return lacking
+    return next(filter(None, (refusal(model, operator, tokens, tp_size) for operator in operators)), None)
+
+
 def latent_projections(model: ResolvedModel) -> dict[str, tuple[int, int]]:
     """Returns the inputs and outputs of what latent attention has instead of `qkv`, by Megatron-Core's names; empty
     without latent attention. Every rank has the down-projections, and the `*up_proj` and `q_proj` are column parallel.
@@ -324,7 +335,7 @@ def kind_to_prove(model: ResolvedModel) -> str | None:
     operators, (number, dense) = _operators_of(model), _layers(model)
     if operators == tuple(OPERATORS) and number and 2 * (dense or 0) < number:
         operators = ATTENTION
-    return _KINDS.get(operators)
+    return next((kind for kind, own in LAYER_KINDS.items() if own == operators and len(own) > 1), None)
 
 
 def _operators_of(model: ResolvedModel) -> tuple[str, ...]:

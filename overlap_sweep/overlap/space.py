@@ -14,8 +14,14 @@ from overlap_sweep.config import MOST_SMS, TensorParallelPoint
 OPERATORS = {"qkv": "column", "proj": "row", "fc1": "column", "fc2": "row"}
 """The linear operators of a transformer layer, column or row parallel."""
 
-LAYER_KINDS = ("linear", "layernorm_linear", "layernorm_mlp", "multihead_attention", "transformer_layer")
-"""Kinds of layers that are made of these operators."""
+LAYER_KINDS: Mapping[str, tuple[str, ...]] = {
+    "linear": ("proj",),
+    "layernorm_linear": ("qkv",),
+    "layernorm_mlp": ("fc1", "fc2"),
+    "multihead_attention": ("qkv", "proj"),
+    "transformer_layer": tuple(OPERATORS),
+}
+"""Kinds of layers that are made of these operators, with those that each has."""
 MOE_KIND = "moe"
 """The layer with a mixture of experts in the place of the MLP."""
 

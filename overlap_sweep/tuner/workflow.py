@@ -33,7 +33,6 @@ from overlap_sweep.runtime.progress import shown_waiting
 from overlap_sweep.search.measured import Job, SearchInputs
 from overlap_sweep.search.sweeper import Sweep, case_of
 from overlap_sweep.search.tasks import Task, cases
-from overlap_sweep.workloads.layer import sizes_refusal
 from overlap_sweep.workloads.layer.answer import compare
 from overlap_sweep.workloads.layer.config import Layer, WorkloadOptions
 from overlap_sweep.workloads.layer.result import LayerTimes
@@ -139,7 +138,7 @@ def _refusal(point: Resolved, config: DictConfig) -> str | None:
     kind = _kind_to_prove(model, config)
     if kind is None:
         return f"{models.lacks(model)}, or search without a proof with tuner.prove=false"
-    return sizes_refusal(model, kind, config.layer.micro_batch_size, *sizes)
+    return models.layer_refusal(model, kind, config.layer.micro_batch_size, *sizes)
 
 
 def _kind_to_prove(model: ResolvedModel, config: DictConfig) -> str | None:

@@ -8,7 +8,6 @@ from typing import TypeVar
 
 from overlap_sweep import backends
 from overlap_sweep.backends.transformer_engine import MEGATRON_NAMES
-from overlap_sweep.config import ResolvedModel
 from overlap_sweep.declared import shown
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import models, overlap_cfg, space
@@ -48,14 +47,6 @@ FP8_TOLERANCE = 0.2
 """For every recipe. FP8 has two or three bits of mantissa: another order of summation rounds some activations
 differently, which the next GEMMs amplify. A wrong chunk has an error of 1."""
 
-_OPERATORS_OF_KIND = {
-    "linear": ("proj",),
-    "layernorm_linear": ("qkv",),
-    "layernorm_mlp": ("fc1", "fc2"),
-    "multihead_attention": ("qkv", "proj"),
-    "transformer_layer": tuple(space.OPERATORS),
-}
-
 
 def complete(config: Asked) -> Asked:
     """Returns the point with its backend and the configuration of each variant, read from its file. UserError for an
@@ -76,29 +67,15 @@ def refusal(point: Resolved) -> str | None:
     if point.backend not in backends.LAYERS:
         return f"backend={point.backend} has no whole layers; choose one of {', '.join(backends.LAYERS)}"
     layer, sizes = point.layer, (point.workload.tokens, point.tp_size)
-    if reason := sizes_refusal(point.model, layer.kind, layer.micro_batch_size, *sizes):
+    if reason := models.layer_refusal(point.model, layer.kind, layer.micro_batch_size, *sizes):
         return reason
-    for operator in _OPERATORS_OF_KIND[layer.kind]:
+    for operator in space.LAYER_KINDS[layer.kind]:
         if reason := backend.refusal(point, operator, {}):
             return str(reason)
     refused = refused_variants(point)
     if refused and len(refused) == len(layer.configurations):
         return "; ".join(f"{name}: {reason}" for name, reason in refused.items())
     return None
-
-
-def sizes_refusal(model: ResolvedModel, kind: str, micro_batch_size: int, tokens: int, tp_size: int) -> str | None:
-    """Returns why a layer of this kind cannot be cut for this TP size, or which operator the model lacks, or None."""
-    sequence, rest = divmod(tokens, micro_batch_size)
-    if rest or sequence % tp_size:
-        return (
-            f"workload.tokens={tokens} is not divisible by layer.micro_batch_size={micro_batch_size} "
-            f"times tp_size={tp_size}"
-        )
-    operators = _OPERATORS_OF_KIND[kind]
-    if lacking := models.lacks(model, operators):
-        return lacking
-    return next(filter(None, (models.refusal(model, operator, tokens, tp_size) for operator in operators)), None)
 
 
 def refused_variants(point: Resolved) -> dict[str, str]:
@@ -110,7 +87,7 @@ def refused_variants(point: Resolved) -> dict[str, str]:
 def _refusal_of(config: OverlapConfig, point: Asked) -> str | None:
     """Returns why a variant of this configuration cannot run, or None."""
     kind = point.layer.kind
-    operators = _OPERATORS_OF_KIND[kind]
+    operators = space.LAYER_KINDS[kind]
     if point.tp_size == 1:
         return "tp_size=1 has no communication to overlap; set layer.comm_overlap=false"
     if not overlap_cfg.overlaps(config, operators):
@@ -244,7 +221,7 @@ def _fewer_gpus(config: Config) -> tuple[str, str]:
 
 def _memory(point: Resolved) -> Memory:
     model, sizes = point.model, (point.workload.tokens, point.tp_size)
-    shapes = [models.linear_shape(model, operator, *sizes) for operator in _OPERATORS_OF_KIND[point.layer.kind]]
+    shapes = [models.linear_shape(model, operator, *sizes) for operator in space.LAYER_KINDS[point.layer.kind]]
     number_bytes = 4 if point.precision == "fp32" else 2
     # Each variant has its own weights. One after the other they keep inputs and outputs.
     weights = sum(prod(shape.weight_shape) for shape in shapes) * number_bytes * len({*names(point), "none"})

@@ -100,7 +100,7 @@ def refused_variants(point: Resolved) -> dict[str, str]:
 
 
 def refusal(point: Resolved) -> str | None:
-    layer, tokens, tp_size, ep_size = point.layer, point.workload.tokens, point.tp_size, point.world_size
+    layer, tp_size, ep_size = point.layer, point.tp_size, point.world_size
     if point.backend != BACKEND:
         return f"layer=moe is a layer of Megatron-Core; backend={BACKEND} has it, not {point.backend}"
     for name, usual in _OF_OTHERS.items():
@@ -110,16 +110,11 @@ def refusal(point: Resolved) -> str | None:
         return reason
     if ep_size % tp_size:
         return f"tp_size={tp_size} must divide layer.moe.ep_size={ep_size}, which is the number of ranks"
-    for operator in ("qkv", "proj"):
-        if reason := models.refusal(point.model, operator, tokens, tp_size):
-            return reason
+    sizes = layer.micro_batch_size, point.workload.tokens, tp_size
+    if reason := models.layer_refusal(point.model, "multihead_attention", *sizes):
+        return reason
     if (point.model.shared_expert_ffn_hidden_size or 0) % tp_size:
         return f"the width of the shared experts is not divisible by tp_size={tp_size}"
-    if tokens % (layer.micro_batch_size * tp_size):
-        return (
-            f"workload.tokens={tokens} is not divisible by layer.micro_batch_size={layer.micro_batch_size} "
-            f"times tp_size={tp_size}"
-        )
     if reason := megatron.refusal(point):
         return reason
     if layer.moe.grouped_gemm and point.runtime.device != "cuda":
