@@ -21,7 +21,7 @@ from overlap_sweep.overlap.overlap_cfg import FLOOR, NONE
 from overlap_sweep.workloads.layer import moe
 from overlap_sweep.workloads.layer.config import Resolved
 from overlap_sweep.workloads.layer.moe import VARIANTS, overlaps_micro_batches
-from overlap_sweep.workloads.layer.run import INPUTS, Bench, draw, measured
+from overlap_sweep.workloads.layer.run import INPUTS, Bench, Configured, draw, measured
 
 
 def run(point: Resolved, directory: Path, ranks: Ranks) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def _bench(point: Resolved, ranks: Ranks) -> Bench:
             continue
         run = Interleaved(layer) if overlaps_micro_batches(given) else Sequential(layer)
         variants[name] = _variant(run, inputs, dict(layer.module.named_parameters()))
-    configured = {name: {"arguments": asked[name]} for name in variants if name in asked and name != NONE}
+    configured = {name: Configured(arguments=asked[name]) for name in variants if name in asked and name != NONE}
     return Bench(variants, configured, refused, NONE in asked, partial(_attention, ranks))
 
 

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +63,10 @@ def run(point: Resolved, directory: Path, ranks: Ranks) -> dict[str, Any]:
     samples = time_variants(
         variants, ranks, workload.warmup, workload.repeats, enough=_enough(point, bench), seldom=["floor"]
     )
-    tp1 = tp1_times(point, ranks)
     times = {}
     for name in (*space.PASSES, "all"):
         timed = {variant: summarise(taken.us[name]) for variant, taken in samples.items()}
-        times[name] = PassTimes(**timed, tp1=tp1[name], default=default.times.get(name))
+        times[name] = PassTimes(**timed, tp1=bench.tp1[name], default=default.times.get(name))
     relative = {name: times[name].point.median_us / times[name].none.median_us for name in space.PASSES}
     bench.none_us = bench.none_us or {name: times[name].none.median_us for name in space.PASSES}
     among_best = bench.is_among_best(point, relative, margin=0.01)
@@ -155,6 +154,8 @@ class DefaultOverlap:
 class Bench:
     """One operator on this rank. Variants of equal shapes share weights and inputs."""
 
+    plain: Resolved
+    """A point of the operator without overlap."""
     ranks: Ranks
     parameters: Mapping[str, Tensor]
     none: Variant
@@ -171,6 +172,21 @@ class Bench:
         say(f"builds {purpose} of {point.operator}: {space.settings(point) if purpose == 'point' else ''}")
         linear = backends.load(point.backend).build(point, purpose, self.ranks, self.parameters)
         return _variant(linear, _input_stream(point, self.ranks), self.inputs)
+
+    @cached_property
+    def tp1(self) -> dict[str, Timing]:
+        """Returns the times of the unsharded operator by pass, measured on rank 0 while the others wait, once, since no
+        setting changes them. Collective."""
+        point, repeats = self.plain, min(TP1_REPEATS, self.plain.workload.repeats)
+        us = {name: [0.0] * repeats for name in (*space.PASSES, "all")}
+        if self.ranks.rank == 0:
+            backend, alone = backends.load(point.backend), Ranks(0, 1, self.ranks.device)
+            shape = models.operator_shape(point, point.operator).unsharded()
+            shapes = backend.parameter_shapes(point, shape)
+            parameters = draw_parameters(shapes, shape, point.precision, alone, point.workload.seed)
+            variant = _variant(backend.build(point, "tp1", alone, parameters), _input_stream(point, alone), {})
+            us = time_variants({"tp1": variant}, alone, point.workload.warmup, repeats)["tp1"].us
+        return {name: summarise(self.ranks.slowest(taken)) for name, taken in us.items()}
 
     def objective_us(self, point: Resolved, relative_times: Mapping[str, float]) -> float:
         """Returns the forward plus backward time of the operator, comparable between points and methods: passes under
@@ -214,7 +230,7 @@ def _bench(key: bytes, ranks: Ranks) -> Bench:
         _variant(backend.build(point, purpose, ranks, parameters), _input_stream(point, ranks), inputs)
         for purpose in ("none", "floor")
     )
-    return Bench(ranks, parameters, none, floor, inputs)
+    return Bench(point, ranks, parameters, none, floor, inputs)
 
 
 def _input_stream(point: Resolved, ranks: Ranks) -> torch.Generator:
@@ -261,27 +277,3 @@ def _variant(linear: ParallelLinear, generator: torch.Generator, known_inputs: I
         return dict(zip(names, torch.autograd.grad(output, leaves, gradients[at]), strict=True))
 
     return Variant(forward, backward)
-
-
-@lru_cache
-def _tp1(key: bytes, ranks: Ranks) -> dict[str, Timing]:
-    point = msgspec.json.decode(key, type=Resolved)
-    repeats = min(TP1_REPEATS, point.workload.repeats)
-    us = {name: [0.0] * repeats for name in (*space.PASSES, "all")}
-    if ranks.rank == 0:
-        backend, alone, shape = (
-            backends.load(point.backend),
-            Ranks(0, 1, ranks.device),
-            models.operator_shape(point, point.operator).unsharded(),
-        )
-        seed = point.workload.seed
-        parameters = draw_parameters(backend.parameter_shapes(point, shape), shape, point.precision, alone, seed)
-        variant = _variant(backend.build(point, "tp1", alone, parameters), _input_stream(point, alone), {})
-        us = time_variants({"tp1": variant}, alone, point.workload.warmup, repeats)["tp1"].us
-    return {name: summarise(ranks.slowest(taken)) for name, taken in us.items()}
-
-
-def tp1_times(point: Resolved, ranks: Ranks) -> dict[str, Timing]:
-    """Returns the times of the unsharded operator by pass, measured on rank 0 while the others wait, once per worker
-    group, since no setting changes them. Collective."""
-    return _tp1(_key(point), ranks)
