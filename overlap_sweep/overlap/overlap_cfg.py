@@ -46,6 +46,8 @@ FILE = "file:"
 """Prefix of the name of a variant that is configured by a file; the path follows."""
 ASYNC_TP_BACKEND = "symm_mem"
 """The backend whose default overlap is PyTorch's async TP."""
+USERBUFFER_BACKENDS = ("transformer_engine", "megatron")
+"""The backends whose settings Megatron-LM can run."""
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 CUBLASMP = "with_cublasmp=True"

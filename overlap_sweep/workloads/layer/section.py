@@ -11,6 +11,7 @@ from overlap_sweep.overlap.overlap_cfg import (
     FILE,
     FLOOR,
     NONE,
+    USERBUFFER_BACKENDS,
     OverlapConfig,
     megatron_arguments,
     set_in_training,
@@ -47,9 +48,6 @@ from overlap_sweep.workloads.layer.answer import (
 from overlap_sweep.workloads.layer.config import Asked, Resolved
 from overlap_sweep.workloads.layer.moe import megatron_arguments as megatron_moe_arguments
 from overlap_sweep.workloads.layer.result import LayerTimes, attention_backend
-
-MEGATRON_BACKENDS = ("transformer_engine", "megatron")
-"""Backends whose variants Megatron-LM can run."""
 
 C = Column[VariantRow]
 OfPoint = Column[PointRow[VariantRow]]
@@ -202,28 +200,19 @@ def card(layer: LayerAnalysis, title: str, root: Path) -> Card:
         )
     hidden = f"It hides {as_percent(best.hidden_fraction)} of the communication. " if best.hidden_fraction > 0 else ""
     gain = best.gain.in_words(layer.spoken_reference)
-    limits = cpu_only([layer.point])
     sentences = [f"{hidden}Measured in {rounds}.", *set_in_training(layer.point.case.process_wide)]
     winner, config = best.measured, layer.point.config_as(Resolved)
+    limits, shown = cpu_only([layer.point]), Card(title, f"Use {best.label}: {gain}", sentences)
     if winner.arguments:
-        moe = of_moe(config)
-        assert moe
-        assert moe.ep_size
-        use = megatron_moe_arguments(winner.arguments, moe.ep_size)
-        return Card(title, f"Use {best.label}: {gain}", sentences, use=use, limits=limits)
-    if config.backend not in MEGATRON_BACKENDS or not winner.switches:
-        return Card(title, f"Use {best.label}: {gain}", sentences)
+        use = megatron_moe_arguments(winner.arguments, config.world_size)
+        return replace(shown, use=use, limits=limits)
+    if config.backend not in USERBUFFER_BACKENDS or not winner.switches:
+        return shown
     given = best.name.removeprefix(FILE) if best.name.startswith(FILE) else ""
     written = (layer.point.directory.relative_to(root) / settings_file(best.name)).as_posix()
     overlap, file = OverlapConfig(winner.settings, winner.switches), (given or written) if winner.settings else ""
-    return Card(
-        title,
-        f"Use {best.label}: {gain}",
-        sentences,
-        file="" if given else file,
-        use=megatron_arguments(overlap, config.tp_size, file),
-        limits=limits,
-    )
+    use = megatron_arguments(overlap, config.tp_size, file)
+    return replace(shown, file="" if given else file, use=use, limits=limits)
 
 
 def compared(layer: LayerAnalysis, best: VariantRow | None) -> Listing[VariantRow]:

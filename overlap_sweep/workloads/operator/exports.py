@@ -19,6 +19,7 @@ from overlap_sweep.overlap.overlap_cfg import (
     ASYNC_TP_BACKEND,
     FLAGS,
     SWITCH_DEFAULTS,
+    USERBUFFER_BACKENDS,
     OverlapConfig,
     named,
     no_switches,
@@ -27,7 +28,6 @@ from overlap_sweep.overlap.overlap_cfg import (
 from overlap_sweep.report.numbers import as_sentence, as_us, comments
 from overlap_sweep.results.provenance import describe_machine, environments, launch_commands, measured_when, multicast
 from overlap_sweep.workloads.operator.advice import (
-    USERBUFFER_BACKENDS,
     async_tp_advice,
     file_name,
     is_async_tp,
