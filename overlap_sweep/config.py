@@ -94,8 +94,8 @@ class ModelLayers:
 
     number: int | None = None
     """null: unknown."""
-    dense_mlp: int = 0
-    """Layers with a dense MLP."""
+    dense_mlp: int | None = 0
+    """Layers with a dense MLP; null: all."""
     shared_expert: int | None = None
     """Width of the shared experts."""
 
@@ -109,6 +109,12 @@ class ResolvedModel(Model):
     """What the model has instead of an operator, by operator."""
     layers: ModelLayers | None = None
     """null: all layers are dense."""
+
+
+def known(number: int | None) -> int:
+    """Returns a number that every completed point has which is not refused."""
+    assert number
+    return number
 
 
 def _sizes(first: str, last: str) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ from overlap_sweep.config import PointConfig, Runtime, TensorParallelPoint
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap.models import KernelPoint, KernelShape, LinearShape
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
-from overlap_sweep.overlap.space import OperatorPoint, Setting
+from overlap_sweep.overlap.space import KnobValue, OperatorPoint, Setting
 from overlap_sweep.results.identity import installed_version
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ class Backend(Protocol):
     def refusal(self, point: LinearPoint, operator: str, settings: Mapping[str, Setting]) -> str | None:
         """Returns why it cannot run the operator with these settings of its slots, by the resolved configuration."""
 
-    def default_knobs(self, method: str) -> Mapping[str, int]:
+    def default_knobs(self, method: str) -> Mapping[str, KnobValue]:
         """Returns the values of knobs that the user left null."""
 
     def knobs(self, point: KnobsPoint) -> Collection[str]:
@@ -253,7 +253,7 @@ def lacks_cublasmp(point: LinearPoint) -> str | None:
     return f"backend={name} has no with_cublasmp; use backend=transformer_engine" if point.with_cublasmp else None
 
 
-def default_knobs(point: KnobsPoint, method: str) -> dict[str, int]:
+def default_knobs(point: KnobsPoint, method: str) -> dict[str, KnobValue]:
     """Returns the values of knobs that the user left null, of those that the point's backend supports."""
     backend = load(point.backend)
     supported = backend.knobs(point)

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
-from typing import Any
 
 import yaml
 
@@ -58,6 +57,8 @@ FILE = "file:"
 """Prefix of the name of a variant that is configured by a file; the path follows."""
 ASYNC_TP_BACKEND = "symm_mem"
 """The backend whose default overlap is PyTorch's async TP."""
+USERBUFFER_BACKENDS = ("transformer_engine", "megatron")
+"""The backends whose settings Megatron-LM can run."""
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 CUBLASMP = "with_cublasmp=True"
@@ -132,7 +133,7 @@ def text(config: OverlapConfig) -> str:
     return "".join(f"# {line}\n" for line in head) + yaml.safe_dump(config.slots, sort_keys=False)
 
 
-def _mistake(slots: Mapping[str, Mapping[str, Any]]) -> str | None:
+def _mistake(slots: Mapping[str, space.Setting]) -> str | None:
     """Returns what is wrong with a file's slots, knobs or values, or None."""
     for slot, setting in slots.items():
         if slot not in space.SLOTS:
@@ -145,17 +146,17 @@ def _mistake(slots: Mapping[str, Mapping[str, Any]]) -> str | None:
     return None
 
 
-def slots_refusal(slots: Mapping[str, Mapping[str, Any]]) -> str | None:
+def slots_refusal(slots: Mapping[str, space.Setting]) -> str | None:
     """Returns why Transformer Engine would not take these slots, or None."""
     if reason := methods_refusal(slots):
         return reason
     for slot, setting in slots.items():
-        if (num_sm := setting.get("num_sm", 0)) > space.USERBUFFERS_MOST_SMS:
+        if (num_sm := space.num_sm_of(setting)) > space.USERBUFFERS_MOST_SMS:
             return f"{slot}: num_sm={num_sm} is more than the {space.USERBUFFERS_MOST_SMS} that userbuffers support"
     return None
 
 
-def methods_refusal(slots: Mapping[str, Mapping[str, Any]]) -> str | None:
+def methods_refusal(slots: Mapping[str, space.Setting]) -> str | None:
     """Returns why no library could overlap these slots by these methods, or None."""
     for slot, setting in slots.items():
         method = setting.get("method")
@@ -188,7 +189,7 @@ def methods_allowed(switches: Mapping[str, bool]) -> dict[str, frozenset[str]]:
     return allowed
 
 
-def scatters_dgrad(slots: Mapping[str, Mapping[str, Any]]) -> bool:
+def scatters_dgrad(slots: Mapping[str, space.Setting]) -> bool:
     """Returns whether any dgrad overlaps the reduce-scatter of its own output instead of an all-gather in bulk."""
     return any(space.scatters_dgrad(operator, slots) for operator in space.OPERATORS)
 

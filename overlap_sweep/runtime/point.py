@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-import msgspec
 from omegaconf import DictConfig
 
 from overlap_sweep import workloads
@@ -147,8 +147,8 @@ def _refuse_idle(asked: ModelConfig) -> None:
 
 
 @cache
-def _resolved_model(model: tuple[tuple[str, object], ...]) -> ResolvedModel:
-    return msgspec.convert(model_forms.resolve(dict(model)), ResolvedModel)
+def _resolved_model(model: tuple[tuple[str, Any], ...]) -> ResolvedModel:
+    return model_forms.resolve(Model(**dict(model)))
 
 
 def run_point(config: DictConfig, directory: Path, may_keep: bool = False) -> float:

@@ -87,9 +87,9 @@ class Here:
 RunHere = Callable[[P, Path, Here], dict[str, Any]]
 
 
-def run_of(package: str) -> Callable[[Any, Path, Any], Any]:
-    """Returns a function that imports the package's module `run` when called, and calls its `run`."""
-    return lambda point, directory, where: import_module(f"{package}.run").run(point, directory, where)
+def run_of(package: str, module: str = "run") -> Callable[[Any, Path, Any], Any]:
+    """Returns a function that imports the package's module when called, and calls its `run`."""
+    return lambda point, directory, where: import_module(f"{package}.{module}").run(point, directory, where)
 
 
 MOST_TP = 8

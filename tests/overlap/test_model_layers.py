@@ -1,24 +1,24 @@
 """What is said of models whose layers are not all dense."""
 
+from dataclasses import asdict, replace
 from typing import Any
 
+import msgspec
 import pytest
 from transformers import AutoConfig
 
-from overlap_sweep.config import SIZES
+from overlap_sweep.config import Model, ModelLayers, ResolvedModel
 from overlap_sweep.overlap import model_forms, models
 from overlap_sweep.overlap.model_forms import sizes_of
 from overlap_sweep.overlap.models import applies_to, kind_to_prove, layers_with, not_overlapped
 from overlap_sweep.overlap.space import OPERATORS
 
 
-def model_of(model_type: str, **fields: Any) -> dict[str, Any]:
-    read, instead = sizes_of(AutoConfig.for_model(model_type, num_hidden_layers=8, **fields), "it")
-    unset = dict.fromkeys(name for operator in instead for name in models.SIZES_OF[operator])
-    return {**unset, **read, "instead": instead}
+def model_of(model_type: str, **fields: Any) -> ResolvedModel:
+    return sizes_of(AutoConfig.for_model(model_type, num_hidden_layers=8, **fields), "it")
 
 
-def overlapped(model: dict[str, Any]) -> list[str]:
+def overlapped(model: ResolvedModel) -> list[str]:
     return [operator for operator in OPERATORS if not not_overlapped(model, operator)]
 
 
@@ -46,7 +46,7 @@ ALL = dict.fromkeys(OPERATORS, 1)
     ids=lambda value: "",
 )
 def test_what_of_a_model_is_tuned_and_where_it_is_proven(
-    model: dict[str, Any], tuned: list[str], layers: dict[str, int], kind: str | None
+    model: ResolvedModel, tuned: list[str], layers: dict[str, int], kind: str | None
 ) -> None:
     assert (overlapped(model), layers_with(model), kind_to_prove(model)) == (tuned, layers, kind)
 
@@ -70,10 +70,14 @@ def test_the_layers_that_a_file_applies_to() -> None:
     assert ("experts" in experts, "1408" in shared) == (True, True)
     # Only what was tuned; without shared experts no more is said.
     assert len(applies_to(model_of("mixtral"), ["qkv"])) == 2
-    by_sizes = model_forms.resolve(
-        {
-            **dict.fromkeys(SIZES),
-            **{"name": "it", "source": "sizes", "hidden_size": 64, "num_attention_heads": 4, "num_experts": 4},
-        }
-    )
-    assert applies_to(by_sizes, ["proj"])[0] == "Applies to the attention (proj) of all layers."
+    experts = Model(name="it", hidden_size=64, num_attention_heads=4, num_experts=4)
+    assert applies_to(model_forms.resolve(experts), ["proj"])[0] == "Applies to the attention (proj) of all layers."
+
+
+def test_how_many_layers_a_model_by_sizes_has_may_be_unknown() -> None:
+    latent = Model(name="it", hidden_size=64, num_attention_heads=4, ffn_hidden_size=96, gated_mlp=True)
+    ranks = {"kv_lora_rank": 16, "qk_head_dim": 16, "qk_pos_emb_head_dim": 8, "v_head_dim": 16}
+    model = model_forms.resolve(replace(latent, **ranks))
+    assert model.layers == ModelLayers(None, None)
+    assert msgspec.convert(asdict(model), ResolvedModel) == model
+    assert (models.mixed(model), layers_with(model)) == (None, {"proj": 1, "fc1": 1, "fc2": 1})

@@ -1,5 +1,6 @@
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 import yaml
 from transformers import AutoConfig
 
-from overlap_sweep.config import OF_EXPERTS, OF_LATENT_ATTENTION, SIZES, ResolvedModel
+from overlap_sweep.config import OF_EXPERTS, SIZES, Model
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import model_forms, models
 from overlap_sweep.overlap.model_forms import sizes_of
@@ -16,9 +17,8 @@ from overlap_sweep.overlap.models import layers_with
 CONF = Path(__file__).parent.parent.parent / "conf" / "model"
 
 
-def conf(name: str) -> dict[str, Any]:
-    unset = dict.fromkeys((*SIZES, *OF_EXPERTS, *OF_LATENT_ATTENTION))
-    return {"source": "sizes", **unset, **yaml.safe_load((CONF / f"{name}.yaml").read_text())}
+def conf(name: str) -> Model:
+    return Model(**yaml.safe_load((CONF / f"{name}.yaml").read_text()))
 
 
 # (in, out) of the unsharded operators, from the published configurations.
@@ -49,10 +49,11 @@ def test_operator_shapes(name: str) -> None:
 )
 def test_a_preset_and_the_architecture_of_the_same_model_have_the_same_layers(name: str, model_type: str) -> None:
     published = {"num_hidden_layers": 48, "num_key_value_heads": 4, "head_dim": 128} if "qwen3" in name else {}
-    read, instead = sizes_of(AutoConfig.for_model(model_type, **published), name)
+    read = sizes_of(AutoConfig.for_model(model_type, **published), name)
     preset = model_forms.resolve(conf(name))
-    assert {key: preset[key] for key in read} == read | {"num_dense_layers": preset["num_dense_layers"]}
-    assert preset.get("instead", {}).keys() == instead.keys()
+    sizes = {key for key, value in vars(read).items() if value is not None} - {"instead", "num_dense_layers"}
+    assert {key: getattr(preset, key) for key in sizes} == {key: getattr(read, key) for key in sizes}
+    assert preset.instead.keys() == read.instead.keys()
     # Megatron-Core's sizes of the same linears.
     latent = {"q_down_proj": (7168, 1536), "q_up_proj": (1536, 24576), "kv_down_proj": (7168, 576)}
     expected = {**latent, "kv_up_proj": (512, 32768)} if name == "deepseek_v3" else {}
@@ -79,8 +80,8 @@ def test_sharded_shapes() -> None:
         ({"ffn_hidden_size": 3074}, "fc1", 64, 4, "ffn_hidden_size=3074 is not divisible by tp_size=4"),
     ],
 )
-def test_sizes_that_do_not_divide(sizes: dict[str, int], operator: str, tokens: int, tp_size: int, says: str) -> None:
-    model = model_forms.resolve({**conf("qwen3_0_6b"), **sizes})
+def test_sizes_that_do_not_divide(sizes: dict[str, Any], operator: str, tokens: int, tp_size: int, says: str) -> None:
+    model = model_forms.resolve(replace(conf("qwen3_0_6b"), **sizes))
     assert models.refusal(model, operator, tokens, tp_size) == f"{operator}: {says}"
 
 
@@ -95,8 +96,8 @@ def write_config(directory: Path, config: dict[str, Any]) -> Path:
     return directory / "config.json"
 
 
-def hf(name: str | Path, **sizes: Any) -> dict[str, Any]:
-    return {"name": str(name), "source": "hf", **dict.fromkeys(SIZES), **sizes}
+def hf(name: str | Path, **sizes: Any) -> Model:
+    return Model(name=str(name), source="hf", **sizes)
 
 
 def test_hf_config_file_and_folder(tmp_path: Path) -> None:
@@ -106,8 +107,8 @@ def test_hf_config_file_and_folder(tmp_path: Path) -> None:
     for source in (config, tmp_path):
         read = model_forms.resolve(hf(source))
         names = (*SIZES, "num_layers")
-        assert {size: read[size] for size in names} == {size: expected[size] for size in names}
-    assert model_forms.resolve(hf(config, ffn_hidden_size=4096))["ffn_hidden_size"] == 4096
+        assert [getattr(read, size) for size in names] == [getattr(expected, size) for size in names]
+    assert model_forms.resolve(hf(config, ffn_hidden_size=4096)).ffn_hidden_size == 4096
 
 
 QWEN3_MOE = {
@@ -118,8 +119,8 @@ QWEN3_MOE = {
 
 def test_operators_that_a_model_has_not_are_refused_and_the_others_are_sized(tmp_path: Path) -> None:
     model = model_forms.resolve(hf(write_config(tmp_path, QWEN3_MOE)))
-    assert (model["ffn_hidden_size"], model["gated_mlp"]) == (None, None)
-    assert (model["normalization"], model["bias"]) == ("RMSNorm", False)
+    assert (model.ffn_hidden_size, model.gated_mlp) == (None, None)
+    assert (model.normalization, model.bias) == ("RMSNorm", False)
     assert [models.refusal(model, operator, 8192, 4) for operator in ("qkv", "proj")] == [None, None]
     assert models.linear_shape(model, "qkv", 8192, 1).out_features == (32 + 2 * 4) * 128
     for operator in ("fc1", "fc2"):
@@ -132,20 +133,20 @@ def test_operators_that_a_model_has_not_are_refused_and_the_others_are_sized(tmp
             models.linear_shape(model, operator, 8192, 1)
         assert str(error.value) == f"{said}."
     assert models.lacks(model) is not None
-    assert {name: model[name] for name in OF_EXPERTS} == {
+    assert {name: getattr(model, name) for name in OF_EXPERTS} == {
         **{"num_experts": 128, "experts_per_token": 8, "expert_ffn_hidden_size": 768, "gated_experts": True},
         **{"shared_expert_ffn_hidden_size": None, "num_dense_layers": 0},
     }
 
 
 def test_a_model_of_experts_by_sizes_alone() -> None:
-    sizes = {"hidden_size": 2048, "num_attention_heads": 32, "num_kv_heads": 4, "head_dim": 128}
-    mixture = {"num_experts": 128, "experts_per_token": 8, "expert_ffn_hidden_size": 768}
-    model = model_forms.resolve({"name": "mixture", "source": "sizes", **dict.fromkeys(SIZES), **sizes, **mixture})
-    assert (model["gated_experts"], model["gated_mlp"], model["normalization"]) == (True, None, "RMSNorm")
+    sizes = Model(name="mixture", hidden_size=2048, num_attention_heads=32, num_kv_heads=4, head_dim=128)
+    mixture = replace(sizes, num_experts=128, experts_per_token=8, expert_ffn_hidden_size=768)
+    model = model_forms.resolve(mixture)
+    assert (model.gated_experts, model.gated_mlp, model.normalization) == (True, None, "RMSNorm")
     assert str(models.lacks(model, ["fc1"])).startswith("fc1: mixture has experts instead of one dense MLP; ")
     assert models.refusal(model, "qkv", 64, 4) is None
-    left = models.without_experts(ResolvedModel(**model))
+    left = models.without_experts(model)
     assert {getattr(left, name) for name in OF_EXPERTS} == {None}
 
 

@@ -20,7 +20,7 @@ from overlap_sweep.config import TensorParallelPoint
 from overlap_sweep.overlap import overlap_cfg, space
 from overlap_sweep.overlap.models import LinearShape
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
-from overlap_sweep.overlap.space import OperatorPoint, Setting
+from overlap_sweep.overlap.space import KnobValue, OperatorPoint, Setting
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,7 +51,7 @@ def knobs(point: KnobsPoint) -> Collection[str]:
     return SUPPORTED_KNOBS[point.runtime.device]
 
 
-def default_knobs(method: str) -> Mapping[str, int]:
+def default_knobs(method: str) -> Mapping[str, KnobValue]:
     return {}
 
 

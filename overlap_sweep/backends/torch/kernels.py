@@ -47,7 +47,7 @@ def named(point: KernelPoint, name: str) -> Setting | None:
     setting = space.setting_of(name)
     if setting is None:
         return None
-    method = setting["method"]
+    method = space.method_of(setting)
     if set(setting) - {"method", *_KNOBS[method]} or (method != "pipeline" and point.kernel == "gemm_ar"):
         return None
     if method == "pipeline":

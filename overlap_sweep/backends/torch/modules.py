@@ -23,7 +23,7 @@ from overlap_sweep.backends.torch.overlap import MakeOverlap, Overlap, by_collec
 from overlap_sweep.errors import Refused
 from overlap_sweep.measure import DTYPES, Ranks
 from overlap_sweep.overlap.models import LinearShape, operator_shape
-from overlap_sweep.overlap.space import PHASES, OperatorPoint, Setting, slot
+from overlap_sweep.overlap.space import PHASES, OperatorPoint, Setting, method_of, num_sm_of, slot
 
 Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
@@ -50,9 +50,9 @@ class _Context(Protocol):
 
 @dataclass(frozen=True)
 class _SlotPlan:
-    """Method per phase (None: no overlap), and how each phase communicates and multiplies."""
+    """Method per phase, and how each phase communicates and multiplies."""
 
-    methods: dict[str, str | None]
+    methods: dict[str, str]
     overlaps: dict[str, Overlap]
     plain: Overlap
     """Overlap of slots that have no setting."""
@@ -93,7 +93,7 @@ def parallel_linear(
     if shape.tp_size == 1:
         return _Local.apply
     setting_by_phase = {phase: settings.get(slot(operator, phase), {}) for phase in PHASES}
-    methods = {phase: setting.get("method") for phase, setting in setting_by_phase.items()}
+    methods = {phase: method_of(setting) for phase, setting in setting_by_phase.items()}
     overlaps = {phase: (overlapped or plain if s else plain)(s) for phase, s in setting_by_phase.items()}
     plan = _SlotPlan(methods, overlaps, plain({}))
     function = _Column if shape.parallel == "column" else _Row
@@ -307,5 +307,5 @@ def _check_sm_count(settings: Mapping[str, Setting], ranks: Ranks) -> None:
     if ranks.device.type == "cuda":
         count = torch.cuda.get_device_properties(ranks.device).multi_processor_count
         for slot, setting in settings.items():
-            if setting.get("num_sm", 0) > count:
-                raise Refused(f"{slot}: num_sm={setting['num_sm']} is more than the GPU's {count}")
+            if (num_sm := num_sm_of(setting)) > count:
+                raise Refused(f"{slot}: num_sm={num_sm} is more than the GPU's {count}")

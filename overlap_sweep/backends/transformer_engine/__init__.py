@@ -29,7 +29,7 @@ from overlap_sweep.overlap import models, overlap_cfg, space
 from overlap_sweep.overlap.models import LinearShape
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.overlap.recipes import RECIPES
-from overlap_sweep.overlap.space import OperatorPoint, Setting, SlotSetting
+from overlap_sweep.overlap.space import KnobValue, OperatorPoint, Setting, SlotSetting
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -78,7 +78,7 @@ def _cublasmp_refusal(settings: Mapping[str, Setting], point: LinearPoint) -> st
     if point.precision not in CUBLASMP_PRECISIONS:
         return f"cuBLASMp has no precision={point.precision}; it has {', '.join(CUBLASMP_PRECISIONS)}"
     for slot, setting in settings.items():
-        method = setting["method"]
+        method = space.method_of(setting)
         if method == "bulk":
             return f"{slot}: cuBLASMp has no bulk overlap; it has ring_exchange and pipeline"
         if method == "pipeline" and not point.runtime.multicast:
@@ -174,7 +174,7 @@ def knobs(point: KnobsPoint) -> Collection[str]:
     return CUBLASMP_KNOBS if point.with_cublasmp else space.KNOBS
 
 
-def default_knobs(method: str) -> Mapping[str, int]:
+def default_knobs(method: str) -> Mapping[str, KnobValue]:
     return space.USERBUFFERS_DEFAULTS[method]
 
 

@@ -119,8 +119,7 @@ def _check_choice(name: str, value: object, lowest: int, unit: str, *words: str)
 def refusal(point: Resolved) -> str | None:
     """Returns why the completed point cannot be trained, or which option has no effect in it; None if it is valid."""
     distributed, fsdp, ranks = point.distributed, point.fsdp, point.distributed.dp_size
-    model = asdict(point.model)
-    if lacking := models.lacks(model) or models.mixed(model):
+    if lacking := models.lacks(point.model) or models.mixed(point.model):
         return lacking
     heads, kv_heads = point.model.num_attention_heads, point.model.num_kv_heads
     assert heads
@@ -197,7 +196,7 @@ def _unused(point: Resolved) -> Iterator[tuple[str, Iterable[str], str]]:
 
 def _words(config: Config, overrides: Sequence[str]) -> list[str]:
     distributed = config.distributed
-    return [models.short_name(config["model"]), f"dp{distributed.dp_size}", distributed.strategy]
+    return [models.short_name(config.model), f"dp{distributed.dp_size}", distributed.strategy]
 
 
 def _ranks(point: Config) -> dict[str, int]:

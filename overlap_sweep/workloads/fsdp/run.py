@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from overlap_sweep.config import known
 from overlap_sweep.measure import DTYPES, Ranks, stream
 from overlap_sweep.measure.environment import DeviceSampler
 from overlap_sweep.measure.instruments import named, named_range, nsys_records
@@ -22,7 +23,7 @@ from overlap_sweep.results.measured import Timing
 from overlap_sweep.results.run_directory import metrics_file
 from overlap_sweep.workloads.fsdp.collectives import FLOOR, NONE, POINT, Collectives, Recorder, Streams, resolve
 from overlap_sweep.workloads.fsdp.config import HOST_LIMITS, Resolved
-from overlap_sweep.workloads.fsdp.ranking_model import RankingModel, compile_layers, initialise, known
+from overlap_sweep.workloads.fsdp.ranking_model import RankingModel, compile_layers, initialise
 from overlap_sweep.workloads.fsdp.result import TrainingRun
 from overlap_sweep.workloads.fsdp.sharding import replicate, shard
 from overlap_sweep.workloads.fsdp.steps import SteadyClock, Step, TrainingSteps

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,7 @@ from overlap_sweep.measure.profile import capture_each
 from overlap_sweep.measure.timing import L2_BYTES, MOST_INPUTS, Variant, meet, summarise, time_variants
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.models import BASELINES, SEQUENTIAL, KernelShape
+from overlap_sweep.overlap.space import Setting
 from overlap_sweep.workloads import MeasuredFields
 from overlap_sweep.workloads.kernel.config import Resolved
 from overlap_sweep.workloads.kernel.result import ImplementationTimes, KernelTimes
@@ -136,7 +137,8 @@ def build_all(point: Resolved, problem: Problem, ranks: Ranks) -> tuple[dict[str
             left_out[name] = f"num_sm={num_sm} exceeds the GPU's {most_sms} SMs"
             continue
         try:
-            built[name] = module.build(point, setting, problem, ranks)
+            # Other packages' backends may have knobs of other types.
+            built[name] = module.build(point, cast(Setting, setting), problem, ranks)
         except Refused as reason:
             left_out[name] = str(reason)
         (refused,) = ranks.slowest([float(name in left_out)])

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
-from typing import Any
 
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.overlap_cfg import NONE
@@ -110,7 +109,7 @@ def _settings(point: Point) -> Mapping[str, space.Setting]:
     }
 
 
-def _setting(row: PhaseRow) -> Mapping[str, Any]:
+def _setting(row: PhaseRow) -> space.Setting:
     """Returns the setting of the phase; its method is `none` without overlap."""
     operator = row.point.config_as(Asked).operator
     return _settings(row.point).get(space.slot(operator, row.part)) or {"method": NONE}
@@ -235,7 +234,7 @@ ANSWERS = Table(
             words=lambda row: space.brief_name(row.setting) + (" *" if row.setting != row.final_setting else ""),
             style="setting",
         ),
-        S("method", lambda row: row.setting["method"] if row.setting else NONE, kind="text"),
+        S("method", lambda row: space.method_of(row.setting or {}), kind="text"),
         *knob_columns(attrgetter("setting")),
         attribute(
             "time_us",

@@ -226,7 +226,7 @@ def overlaps(point: Resolved) -> bool:
 
 def _words(config: Config, overrides: Sequence[str]) -> list[str]:
     sizes = [f"tp{config.tp_size}", f"dp{dp_size_of(config)}"]
-    return [models.short_name(config["model"]), *sizes, config.impl or DEFAULT_IMPL]
+    return [models.short_name(config.model), *sizes, config.impl or DEFAULT_IMPL]
 
 
 def _memory(point: Resolved) -> Memory:

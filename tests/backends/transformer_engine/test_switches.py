@@ -112,7 +112,7 @@ def test_a_default_that_a_precision_cannot_overlap_is_none() -> None:
 )
 def test_parameters_of_every_operator(operator: str, model: dict[str, Any], names: set[str]) -> None:
     point = gpu_point(operator=operator, model=model)
-    shape = models.linear_shape(point["model"], operator, 128, 2)
+    shape = models.linear_shape(point.model, operator, 128, 2)
     shapes = transformer_engine.parameter_shapes(point, shape)
     assert set(shapes) == {"weight", *names}
     assert shapes["weight"] == shape.weight_shape
