@@ -17,6 +17,7 @@ from omegaconf import DictConfig
 
 from overlap_sweep import workloads
 from overlap_sweep.errors import UserError, end, in_words, is_of_users_system
+from overlap_sweep.hydra_adapter.composition import run_as_typed
 from overlap_sweep.hydra_adapter.mistakes import checked, errors_in_one_line
 from overlap_sweep.program import analyze_program, conf_folder, end_unread, print_version, stdout_is_closed
 from overlap_sweep.results.run_directory import write_atomically
@@ -160,6 +161,7 @@ def main() -> None:
         with errors_in_one_line():
             register()
             sys.argv[1:] = checked(sys.argv[1:])
+            run_as_typed(sys.argv[1:])
             _measure()
         outcomes.hear_of_other_processes()
         answered = report_measured()

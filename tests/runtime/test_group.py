@@ -123,10 +123,10 @@ def test_a_rank_that_connects_and_says_nothing_has_not_joined(ranks: Ranks, tmp_
     path = tmp_path / "s"
 
     def join(*said: int) -> None:
-        with connect(str(path), "secret", 5.0) as joined:
+        with connect(str(path), "secret", 1.0) as joined:
             for word in said:
                 joined.send(word)
-            time.sleep(2.0)
+            time.sleep(1.0)
 
     with Door(listen(path), "secret") as door, ThreadPoolExecutor() as others:
         others.map(lambda said: join(*said), [(), (0,)])
