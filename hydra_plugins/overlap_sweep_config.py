@@ -26,7 +26,7 @@ from omegaconf import DictConfig
 
 from overlap_sweep import workloads
 from overlap_sweep.errors import UserError, end
-from overlap_sweep.hydra_adapter.composition import compose_point
+from overlap_sweep.hydra_adapter.composition import compose_point, read_files_once
 from overlap_sweep.hydra_adapter.mistakes import check_keys
 from overlap_sweep.hydra_adapter.overrides import NumberSource, as_choice
 from overlap_sweep.hydra_adapter.plugins import LAUNCHERS, SWEEPERS
@@ -42,6 +42,7 @@ class OverlapSweepPlugin(SearchPathPlugin):
     those of the same names."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        read_files_once()
         search_path.append("overlap_sweep", f"{NumberSource.scheme()}://")
         for folder in workloads.config_folders():
             search_path.append("overlap_sweep", f"file://{folder}")

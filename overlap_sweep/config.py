@@ -94,8 +94,8 @@ class ModelLayers:
 
     number: int | None = None
     """null: unknown."""
-    dense_mlp: int = 0
-    """Layers with a dense MLP."""
+    dense_mlp: int | None = 0
+    """Layers with a dense MLP; null: all."""
     shared_expert: int | None = None
     """Width of the shared experts."""
 
@@ -111,26 +111,27 @@ class ResolvedModel(Model):
     """null: all layers are dense."""
 
 
-SIZES = ("hidden_size", "ffn_hidden_size", "num_attention_heads", "num_kv_heads", "head_dim", "gated_mlp")
+def known(number: int | None) -> int:
+    """Returns a number that every completed point has which is not refused."""
+    assert number
+    return number
 
-OF_OPERATORS = ("name", "source", *SIZES)
+
+def _sizes(first: str, last: str) -> tuple[str, ...]:
+    """Returns the keys of `model` from the first to the last, in order."""
+    names = [declared.name for declared in fields(Model)]
+    return tuple(names[names.index(first) : names.index(last) + 1])
+
+
+SIZES = _sizes("hidden_size", "gated_mlp")
+OF_OPERATORS = _sizes("name", "gated_mlp")
 """Keys of `model` that determine the shapes of the linear operators."""
-
-OF_EXPERTS = (
-    *("num_experts", "experts_per_token", "expert_ffn_hidden_size", "shared_expert_ffn_hidden_size", "gated_experts"),
-    "num_dense_layers",
-)
+OF_LAYERS = _sizes("name", "bias")
+OF_EXPERTS = _sizes("num_experts", "num_dense_layers")
 """Keys of `model` that describe a mixture of experts; all null for other models."""
-
-OF_LATENT_ATTENTION = ("kv_lora_rank", "q_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
+OF_LATENT_ATTENTION = _sizes("kv_lora_rank", "v_head_dim")
 """Keys of `model` that describe multi-head latent attention; all null for other models."""
-
-OF_LAYERS = (*OF_OPERATORS, "normalization", "bias")
-
-OF_LANGUAGE_MODELS = (
-    *("architecture", "num_layers", "vocab_size", "rope_theta", "norm_epsilon", "tie_word_embeddings"),
-)
-
+OF_LANGUAGE_MODELS = _sizes("architecture", "tie_word_embeddings")
 
 INSTRUMENTS = ("debug", "nvtx", "nsys")
 """Options of `runtime` that look into a point at the cost of its times."""
@@ -275,7 +276,7 @@ class PointConfig(Mapping[str, Any]):
     reuse: bool = False
     """Reuse measurements from the store instead of measuring again."""
 
-    groups: ClassVar[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {}
+    groups: ClassVar[Mapping[str, Mapping[str, Mapping[str, object]]]] = {}
     """Top-level options that a config group sets, by group and choice. conf/ has the larger ones as files."""
     precision_option: ClassVar[str | None] = None
     """Option to use instead of `precision`, for workloads that don't read that."""

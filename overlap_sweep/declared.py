@@ -1,10 +1,10 @@
 """Configurations as dataclasses whose annotations carry ranges and choices: decoding, spellings, keys."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cache
-from typing import Annotated, Any, Literal, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NoReturn, TypeVar, dataclass_transform, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -47,7 +47,7 @@ def one_of(*choices: str, also: Mapping[str, str] | None = None) -> msgspec.Meta
 class _Required:
     """A class attribute that is as if there were none."""
 
-    def __get__(self, instance: object, owner: type) -> Any:
+    def __get__(self, instance: object, owner: type) -> NoReturn:
         raise AttributeError("has no value")
 
 
@@ -70,7 +70,7 @@ def types_of(schema: type) -> dict[str, Any]:
 
 
 @cache
-def _annotations(schema: type) -> dict[str, list[Any]]:
+def _annotations(schema: type) -> dict[str, list[object]]:
     """Returns what each field's type is annotated with, in order."""
     hints = get_type_hints(schema, include_extras=True)
     return {
@@ -99,25 +99,26 @@ def roles_of(schema: type) -> dict[str, set[Role]]:
     return {name: {role for role in get_args(Role) if role in found} for name, found in _annotations(schema).items()}
 
 
-def _leaf_metas(schema: type) -> Iterator[tuple[str, msgspec.Meta]]:
-    """Yields the dotted names of all options with their constraints."""
+@cache
+def _leaves(schema: type) -> dict[str, msgspec.Meta]:
+    """Returns the constraints of all options by their dotted names."""
+    found: dict[str, msgspec.Meta] = {}
     for name, kind in types_of(schema).items():
-        if is_dataclass(kind):
-            yield from ((f"{name}.{below}", meta) for below, meta in _leaf_metas(kind))  # type: ignore[arg-type]
-        else:
-            yield name, metas_of(schema)[name]
+        below = _leaves(kind) if is_dataclass(kind) else {}  # type: ignore[arg-type]
+        found |= {f"{name}.{leaf}": meta for leaf, meta in below.items()} or {name: metas_of(schema)[name]}
+    return found
 
 
 @cache
 def spellings(schema: type) -> dict[str, Mapping[str, str]]:
     """Returns the other spellings of each option's values, by dotted name."""
-    return {name: also for name, meta in _leaf_metas(schema) if (also := (meta.extra or {}).get("also"))}
+    return {name: also for name, meta in _leaves(schema).items() if (also := (meta.extra or {}).get("also"))}
 
 
 @cache
 def verbatim_options(schema: type) -> list[str]:
     """Returns the dotted names of the options that are taken as they were typed."""
-    return [name for name, meta in _leaf_metas(schema) if meta is VERBATIM]
+    return [name for name, meta in _leaves(schema).items() if meta is VERBATIM]
 
 
 def spelled(config: dict[str, Any], schema: type) -> dict[str, Any]:
@@ -178,7 +179,7 @@ def _refusal(config: Mapping[str, Any], schema: type, where: str, error: str) ->
     return f"{name}={shown(value)}: {error.partition(' - at ')[0]}."
 
 
-def unknown_key(config: Mapping[str, Any], schema: type) -> str | None:
+def unknown_key(config: Mapping[str, object], schema: type) -> str | None:
     """Returns the first dotted key that the schema lacks. Hydra lets `+` add any key; nothing would read it, and points
     that differ only in it would be pooled."""
     types = types_of(schema)
@@ -192,7 +193,7 @@ def unknown_key(config: Mapping[str, Any], schema: type) -> str | None:
     return None
 
 
-def _first_leaf(value: Any) -> str:
+def _first_leaf(value: object) -> str:
     if not isinstance(value, Mapping) or not value:
         return ""
     name, below = next(iter(value.items()))
@@ -209,17 +210,10 @@ def has_key(schema: type, key: str) -> bool:
 def short_key(key: str, schema: type) -> str:
     """Returns the last part of a dotted key; the whole key if another key of the schema ends in the same part."""
     leaf = key.rpartition(".")[2]
-    return leaf if _leaves(schema).count(leaf) < 2 else key
+    return leaf if sum(name.rpartition(".")[2] == leaf for name in _leaves(schema)) < 2 else key
 
 
-@cache
-def _leaves(schema: type) -> list[str]:
-    """Returns the last parts of all keys."""
-    types = types_of(schema)
-    return [leaf for name, kind in types.items() for leaf in (_leaves(kind) if is_dataclass(kind) else [name])]  # type: ignore[arg-type]
-
-
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """Returns the value as it is typed on the command line."""
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{key}:{shown(below)}" for key, below in value.items()) + "}"

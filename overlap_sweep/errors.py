@@ -48,6 +48,11 @@ def in_words(error: OSError) -> str:
     return f"{f'{error.filename}: ' if error.filename else ''}{error.strerror}; {_FIXES[error.errno]}."
 
 
+def first_line(error: Exception) -> str:
+    """Returns the first line of the error's text; its type if it has none."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
 class Refused(Exception):
     """The point makes no sense here, and why: it is recorded as `skipped`, and the sweep goes on."""
 

@@ -38,13 +38,9 @@ class Option:
         return self.values == "map"
 
 
+@cache
 def options_of(schema: type) -> tuple[Option, ...]:
     """Returns all options of the schema, in order, those of nested dataclasses with dots."""
-    return _all_options(schema)
-
-
-@cache
-def _all_options(schema: Any) -> tuple[Option, ...]:
     return tuple(_options(schema, "", None))
 
 
@@ -103,7 +99,7 @@ def _docstrings(module: str) -> dict[tuple[str, str], str]:
     return found
 
 
-def _default(declared: Field[Any]) -> str:
+def _default(declared: Field[object]) -> str:
     if callable(declared.default_factory):
         return shown(declared.default_factory())
     return "" if declared.default == MISSING else shown(declared.default)

@@ -19,11 +19,15 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from overlap_sweep.errors import UserError
+from overlap_sweep.errors import UserError, first_line
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+    from torch.profiler import profile
 
 WAIT_S = 120.0
 """Longest time for which the rank that diagnoses waits for the traces of ranks that have the hook."""
@@ -77,13 +81,13 @@ class _Hook:
         self._also = also
         self._prefix = f"overlap_sweep/diagnose_trace/{next(_hooks)}"
         self._cycles = itertools.count()
-        self._announced_in: Any = None
+        self._announced_in: Store | None = None
         self._without_hook: set[int] = set()
         store, rank, _ = _group()
         self._grace_s = SHORT_GRACE_S if store else GRACE_S
         self._announce(store, rank)
 
-    def __call__(self, profiler: Any) -> None:
+    def __call__(self, profiler: profile) -> None:
         cycle = next(self._cycles)
         store, rank, world_size = _group()
         self._announce(store, rank)
@@ -99,7 +103,7 @@ class _Hook:
                 alone = "torch.distributed is not initialized, so only the trace of this rank is diagnosed."
                 self._diagnose([written], [alone] if world_size > 1 else [])
 
-    def _announce(self, store: Any, rank: int) -> None:
+    def _announce(self, store: Store | None, rank: int) -> None:
         """Announces, once, that this rank has the hook."""
         if store and self._announced_in is not store:
             _Messages(store, self._prefix).send(f"hook/{rank}", "")
@@ -178,7 +182,7 @@ class _Hook:
 class _Messages:
     """Messages between the ranks through the store of torch.distributed. A rank that is gone sends none."""
 
-    def __init__(self, store: Any, prefix: str) -> None:
+    def __init__(self, store: Store, prefix: str) -> None:
         self._store = store
         self._prefix = prefix
 
@@ -205,20 +209,20 @@ class _Messages:
 class _Exported:
     """A profiler whose trace is exported already: exporting it again copies the file."""
 
-    def __init__(self, profiler: Any, path: Path) -> None:
+    def __init__(self, profiler: profile, path: Path) -> None:
         self._profiler = profiler
         self._path = path
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._profiler, name)
 
-    def export_chrome_trace(self, path: str, *_: Any, **__: Any) -> None:
+    def export_chrome_trace(self, path: str, *_: object, **__: object) -> None:
         from overlap_sweep.results.run_directory import copy_trace
 
         copy_trace(self._path, Path(path))
 
 
-def _group() -> tuple[Any, int, int]:
+def _group() -> tuple[Store | None, int, int]:
     """Returns the store of torch.distributed, None if it is not initialized; this rank, and the number of ranks."""
     import torch.distributed as dist
 
@@ -229,7 +233,7 @@ def _group() -> tuple[Any, int, int]:
     return None, int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 
 
-def _export(profiler: Any, folder: Path, rank: int, cycle: int, *, keep: bool) -> _Written:
+def _export(profiler: profile, folder: Path, rank: int, cycle: int, *, keep: bool) -> _Written:
     from overlap_sweep.results.run_directory import trace_file, write_trace
 
     path = folder / trace_file(rank, f"cycle{cycle}" if cycle else "")
@@ -242,7 +246,7 @@ def _export(profiler: Any, folder: Path, rank: int, cycle: int, *, keep: bool) -
             profiler.export_chrome_trace(str(path))
         digest = _digest(path)
     except (OSError, RuntimeError) as error:
-        return _Written(problem=f"The trace could not be written to {path} ({_line(error)}).")
+        return _Written(problem=f"The trace could not be written to {path} ({first_line(error)}).")
     return _Written(path=str(path.absolute()), host=socket.gethostname(), digest=digest)
 
 
@@ -275,7 +279,7 @@ def _while_there() -> Iterator[None]:
     except RuntimeError as error:
         from overlap_sweep.commands.output import print_warning
 
-        print_warning(f"The ranks cannot exchange where their traces are ({_line(error)}).")
+        print_warning(f"The ranks cannot exchange where their traces are ({first_line(error)}).")
 
 
 @contextmanager
@@ -290,7 +294,3 @@ def _going_on() -> Iterator[None]:
     except Exception:
         traceback.print_exc()
         print_error("The profiled steps could not be diagnosed (see above); training continues.")
-
-
-def _line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -9,12 +9,12 @@ import os
 import platform
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import msgspec
 
@@ -28,7 +28,7 @@ LEFT_OUT = "it is left out"
 """Ending of the messages about unreadable measurements."""
 
 
-def keys_of(point: ResolvedPoint, environment: dict[str, Any]) -> tuple[str, str]:
+def keys_of(point: ResolvedPoint, environment: Mapping[str, object]) -> tuple[str, str]:
     """Returns keys that are equal for measurements of the same point on equal machines."""
     return point_key(point), key_of(environment_identity(environment))
 
@@ -54,7 +54,7 @@ class Measurement(msgspec.Struct, frozen=True, dict=True):
         return keys_of(self.result.point, self.result.environment)
 
     @property
-    def identity(self) -> tuple[Any, ...]:
+    def identity(self) -> tuple[object, ...]:
         """Returns a key that is equal for the same measurement, even if its directory moved or it was added twice."""
         return (*self.keys, self.host, self.result.started, self.result.wall_s, self.result.objective_us)
 
@@ -107,8 +107,7 @@ class Store:
 
     def add(self, result: Result, directory: Path) -> None:
         """Adds a measurement of any status and flushes it to disk. UserError if it cannot be written."""
-        host, now = result.environment.get("host"), datetime.now(UTC).isoformat()
-        host = host if isinstance(host, str) else platform.node()
+        host, now = result.machine.host or platform.node(), datetime.now(UTC).isoformat()
         line = msgspec.json.encode(Measurement(result, str(directory.absolute()), host, now)) + b"\n"
         try:
             descriptor = self._descriptor()
@@ -122,7 +121,7 @@ class Store:
             self.close()
             raise UserError(f"{self._directory} has no space for a measurement; free some.")
 
-    def find(self, point: ResolvedPoint, environment: dict[str, Any]) -> Measurement | None:
+    def find(self, point: ResolvedPoint, environment: Mapping[str, object]) -> Measurement | None:
         """Returns the latest `ok`, not launch-bound measurement of the same point on an identical machine (`identity`).
         `environment` is `identity.machine`'s or a result's."""
         for file in _line_files(self._directory):
@@ -169,7 +168,7 @@ def read_store(path: Path) -> StoreReading:
     if not directory.is_dir():
         raise UserError(f"{path} does not exist; give the path that launch.py had as store=.")
     problems: list[str] = []
-    once: dict[tuple[Any, ...], Measurement] = {}
+    once: dict[tuple[object, ...], Measurement] = {}
     for file in _line_files(directory):
         once |= {found.identity: found for _, found in _read_lines(file, problems) if found}
     return StoreReading(sorted(once.values(), key=lambda measurement: measurement.measured), problems)

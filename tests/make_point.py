@@ -7,7 +7,7 @@ import copy
 import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import msgspec
 import yaml
 
 from overlap_sweep import workloads
+from overlap_sweep.config import ResolvedModel
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.models import COMM_ONLY, GEMM_ONLY, SEQUENTIAL
 from overlap_sweep.results.measured import Measured, Timing
@@ -26,7 +27,9 @@ from overlap_sweep.workloads.copy_engine.result import CopyTimes
 from overlap_sweep.workloads.fsdp.config import RANKING_ON, TRAINING_ON
 from overlap_sweep.workloads.fsdp.result import TrainingRun
 from overlap_sweep.workloads.job.command import script_name
+from overlap_sweep.workloads.job.config import Config as JobConfig
 from overlap_sweep.workloads.job.result import FoundCause, GroupExposure, JobRun
+from overlap_sweep.workloads.kernel.config import Config as KernelConfig
 from overlap_sweep.workloads.kernel.result import ImplementationTimes, KernelTimes
 from overlap_sweep.workloads.layer.result import LayerTimes, VariantTimes
 from overlap_sweep.workloads.operator.config import Resolved as OperatorPoint
@@ -144,7 +147,7 @@ def _derived(workload: str, point: Point) -> dict[str, Any]:
         measuring = {"tokens": _samples(point) * options["seq_length"], "profiled": 2}
         return {"backend": point["impl"], "precision": PRECISION_OF[options["dtype"]], "workload": measuring}
     if workload == "job":
-        return {"model": {"name": script_name(point)}, "workload": {"tokens": None}}
+        return {"model": {"name": script_name(msgspec.convert(point, JobConfig))}, "workload": {"tokens": None}}
     if workload == "fsdp":
         asked = point["training"]["mixed_precision"]
         precision = "fp32" if asked == "none" else asked
@@ -191,7 +194,8 @@ def layer_point(**changes: Any) -> Any:
 
 def kernel_point(**changes: Any) -> Any:
     """What `complete` gets of an all-gather and a GEMM on two ranks of plain torch on a CPU."""
-    return msgspec.convert(plain("operator", SMALL, _KERNEL, **changes), workloads.schema("kernel"))
+    point = msgspec.convert(plain("operator", SMALL, _KERNEL, **changes), KernelConfig)
+    return replace(point, model=ResolvedModel(**vars(point.model)))
 
 
 def made_result(workload: str, point: Point | None = None, status: Status = "ok", **overrides: Any) -> Result:

@@ -82,7 +82,7 @@ def _join(rank: int, world_size: int, port: int, device: str, environment: dict[
     import torch.distributed as dist
 
     from overlap_sweep.measure import Ranks
-    from overlap_sweep.runtime.group_config import NO_MULTICAST
+    from overlap_sweep.results.identity import NO_MULTICAST
 
     torch.set_num_threads(1)
     os.environ.update(environment)

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from overlap_sweep.cache import cache_directory, cache_root, cached_bytes
+from overlap_sweep.cache import cache_directory, cache_root, cached_bytes, code_digest
 
 
 @pytest.fixture(autouse=True)
@@ -83,3 +83,9 @@ def test_what_belongs_to_others_is_not_believed(own_cache: Path, monkeypatch: py
     cached_bytes("scripts", "key", lambda: b"theirs")
     monkeypatch.setattr("os.getuid", lambda: own_cache.stat().st_uid + 1)
     assert cached_bytes("scripts", "key", lambda: b"ours") == b"ours"
+
+
+def test_the_digest_of_the_code_has_all_modules_of_a_package() -> None:
+    diagnosis, trace = map(code_digest, ("overlap_sweep.diagnosis", "overlap_sweep.trace"))
+    assert len(diagnosis) == len(trace) == 64
+    assert diagnosis != trace

@@ -18,7 +18,7 @@ from overlap_sweep import workloads
 from overlap_sweep.commands.command_line import app
 from overlap_sweep.declared import has_key
 from overlap_sweep.hydra_adapter.overrides import quoted_for_hydra
-from overlap_sweep.runtime import placement, point
+from overlap_sweep.runtime import nodes, point
 from overlap_sweep.tuner import model_overrides
 from tests.composed import configuration
 from tests.sweeps import ROOT
@@ -95,7 +95,7 @@ def composing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr(point, "visible_gpus", lambda: 8)
-        patch.setattr(placement, "nodes_here", lambda: 2)
+        patch.setattr(nodes, "nodes_here", lambda: 2)
         # Profilers that start the workers need not be installed.
         patch.setattr(point, "check_wrapper", lambda _: None)
         yield
@@ -169,7 +169,7 @@ def resolved(arguments: list[str], monkeypatch: pytest.MonkeyPatch, ends: tuple[
         if on_slurm:
             # As in a launch, where the launcher's options decide on how many machines a point is.
             hydra = SimpleNamespace(initialized=lambda: True, instance=lambda cfg=config: SimpleNamespace(cfg=cfg))
-            monkeypatch.setattr(placement, "HydraConfig", hydra)
+            monkeypatch.setattr(nodes, "HydraConfig", hydra)
         if config.get("model", {}).get("source") != "hf":
             found.add(point.resolve(config)["workload"]["name"])
     return found

@@ -17,7 +17,7 @@ from tests.trace.conftest import analyse_trace
 def analysed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A date's directory with one sweep in it, and what analyze.py printed about it."""
     date = tmp_path_factory.mktemp("multirun") / "2026-01-31"
-    sizes = ("workload.tokens=256", "model.hidden_size=1024", "model.ffn_hidden_size=2048", "workload.profiled=5")
+    sizes = ("workload.tokens=256", "model.hidden_size=512", "model.ffn_hidden_size=1024", "workload.profiled=5")
     done = Launch(date / "12-00-00").run(
         "-m", "tp_size=1,2", "operator=fc1,proj", "method=none,bulk,ring_exchange,pipeline", *SMALL, *sizes
     )

@@ -87,14 +87,12 @@ def profiled(ranks: Ranks, make: Callable[..., Any], *, cycles: int = 1, who: tu
 
 
 def temporary(ranks: Ranks, folder: Path) -> Saw:
-    import tempfile
-
-    tempfile.tempdir = str(folder)
-    return profiled(ranks, overlap_sweep.diagnose_trace)
+    with mock.patch("tempfile.tempdir", str(folder)):
+        return profiled(ranks, overlap_sweep.diagnose_trace)
 
 
 def test_rank_0_prints_the_findings_of_all_ranks_and_no_trace_stays(tmp_path: Path) -> None:
-    first, second = run_ranks(2, temporary, tmp_path)
+    first, second = run_ranks(2, temporary, tmp_path, keep="profiled")
     assert FINDINGS.search(first.stdout)
     assert re.search(r"^\nProfiled steps \d+ to \d+\n  2 ranks, \d steps? of ", first.stdout)
     assert "No trace of rank" not in first.stderr
@@ -111,7 +109,7 @@ def kept(ranks: Ranks, folder: Path) -> Saw:
 
 
 def test_traces_stay_in_the_directory_and_another_handler_gets_them_too(tmp_path: Path) -> None:
-    first, second = run_ranks(2, kept, tmp_path)
+    first, second = run_ranks(2, kept, tmp_path, keep="profiled")
     assert (second.stdout, second.stderr) == ("", "")
     names = [f"{name}_rank{rank}.json.gz" for name in ("trace", "trace_cycle1") for rank in (0, 1)]
     assert sorted(path.name for path in (tmp_path / "traces").iterdir()) == sorted(names)
@@ -125,10 +123,10 @@ def test_traces_stay_in_the_directory_and_another_handler_gets_them_too(tmp_path
 
 
 def only_some(ranks: Ranks, who: tuple[int, ...]) -> Saw:
-    profiler_hook.SHORT_GRACE_S = GRACE_S
-    # Made by those alone who have a profiler.
+    # Made by those alone who have a profiler: no hooks made later would know each other.
     make = overlap_sweep.diagnose_trace if ranks.rank in who else lambda: None
-    return profiled(ranks, make, cycles=2, who=who)
+    with mock.patch.object(profiler_hook, "SHORT_GRACE_S", GRACE_S):
+        return profiled(ranks, make, cycles=2, who=who)
 
 
 @pytest.mark.parametrize("who", [(0,), (1,)])
@@ -143,40 +141,37 @@ def test_a_rank_without_a_profiler_keeps_nobody_waiting_but_for_moments_once(who
 
 def never_written(ranks: Ranks) -> Saw:
     """Rank 1 makes the hook and has no profiler."""
-    profiler_hook.WAIT_S = 1.0
-    return profiled(ranks, overlap_sweep.diagnose_trace, who=(0,))
+    with mock.patch.object(profiler_hook, "WAIT_S", 1.0):
+        return profiled(ranks, overlap_sweep.diagnose_trace, who=(0,))
 
 
 def test_a_trace_that_does_not_come_is_named() -> None:
-    first, _ = run_ranks(2, never_written)
+    first, _ = run_ranks(2, never_written, keep="profiled")
     assert FINDINGS.search(first.stdout)
     assert "warning: Rank 1 wrote no trace within 1 s." in first.stderr
 
 
 def unseen(ranks: Ranks, folder: Path, directory: Path | None) -> Saw:
     """Rank 1 is on another host, whose files rank 0 does not see: another file has the name."""
-    import tempfile
-
     if ranks.rank == 1:
-        tempfile.tempdir = str(folder)
-        with mock.patch.object(socket, "gethostname", return_value="node7"):
-            if directory:
-                return profiled(ranks, lambda: overlap_sweep.diagnose_trace(folder / "node7"))
-            return profiled(ranks, overlap_sweep.diagnose_trace)
-    profiler_hook.SHARED_FILE_S = 0.1
+        own = folder / "node7" if directory else None
+        hostname = mock.patch.object(socket, "gethostname", return_value="node7")
+        with hostname, mock.patch("tempfile.tempdir", str(folder)):
+            return profiled(ranks, lambda: overlap_sweep.diagnose_trace(own))
 
     def other_file(written: profiler_hook._Written) -> bool:
         written.digest = "0" * 64
         return is_here(written)
 
     is_here = profiler_hook._is_here
-    with mock.patch.object(profiler_hook, "_is_here", other_file):
+    here = mock.patch.object(profiler_hook, "_is_here", other_file)
+    with here, mock.patch.object(profiler_hook, "SHARED_FILE_S", 0.1):
         return profiled(ranks, lambda: overlap_sweep.diagnose_trace(directory))
 
 
 @pytest.mark.parametrize("keeps", [False, True])
 def test_a_trace_on_another_host_is_named_and_the_rest_diagnosed(tmp_path: Path, keeps: bool) -> None:
-    first, second = run_ranks(2, unseen, tmp_path, tmp_path / "node0" if keeps else None)
+    first, second = run_ranks(2, unseen, tmp_path, tmp_path / "node0" if keeps else None, keep="profiled")
     assert FINDINGS.search(first.stdout)
     assert "The trace of rank 1 is on node7, not visible from here; " in first.stderr
     assert (second.stdout, second.stderr) == ("", "")
@@ -196,7 +191,7 @@ def failing(ranks: Ranks, folder: Path) -> Saw:
 
 def test_what_goes_wrong_is_printed_and_the_training_goes_on(tmp_path: Path) -> None:
     (tmp_path / "a_file").write_text("")
-    first, second = run_ranks(2, failing, tmp_path)
+    first, second = run_ranks(2, failing, tmp_path, keep="profiled")
     assert "warning: The trace could not be written to " in first.stderr
     assert "1 step" in first.stdout or " steps of " in first.stdout
     assert "KeyError: 'mine'" in second.stderr
@@ -211,7 +206,7 @@ def without_group(ranks: Ranks, world_size: int) -> Saw:
 
 
 def test_without_a_process_group_rank_0_diagnoses_its_own_trace() -> None:
-    first, second = run_ranks(2, without_group, 2)
+    first, second = run_ranks(2, without_group, 2, keep="profiled")
     assert FINDINGS.search(first.stdout)
     assert "torch.distributed is not initialized" in first.stderr
     assert (second.stdout, second.stderr) == ("", "")

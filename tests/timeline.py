@@ -23,7 +23,8 @@ NAMES = {"all_gather": "_allgather_base", "reduce_scatter": "_reduce_scatter_bas
 
 
 class Timeline:
-    def __init__(self, rank: int | None = 0, world_size: int = 2) -> None:
+    def __init__(self, rank: int | None = 0, world_size: int = 2, path: Path = Path("trace.json")) -> None:
+        self.path = path
         self.info = {"rank": rank, "world_size": world_size} if rank is not None else {}
         self.events: list[dict[str, Any]] = []
         self._correlation = 100
@@ -33,19 +34,20 @@ class Timeline:
         self.events.append({**event, "args": args})
 
     def step(self, number: int, start: float, end: float) -> None:
-        self.add("user_annotation", f"ProfilerStep#{number}", start, end, 100, HOST)
+        self.annotation(f"ProfilerStep#{number}", start, end)
 
-    def backward(self, start: float, end: float, node: str = "MmBackward0") -> None:
-        self.add("cpu_op", f"autograd::engine::evaluate_function: {node}", start, end, 100, AUTOGRAD)
+    def backward(self, start: float, end: float, node: str = "MmBackward0", thread: int = AUTOGRAD) -> None:
+        self.operator(f"autograd::engine::evaluate_function: {node}", start, end, thread)
 
-    def function(self, name: str, start: float, end: float) -> None:
-        self.add("cpu_op", name, start, end, 100, HOST, **{"Sequence number": 7, "Fwd thread id": 0})
+    def function(self, name: str, start: float, end: float, thread: int = HOST) -> None:
+        """An operator that autograd numbered, as it numbers those of a forward computation."""
+        self.operator(name, start, end, thread, **{"Sequence number": 7, "Fwd thread id": 0})
 
-    def operator(self, name: str, start: float, end: float, **args: Any) -> None:
-        self.add("cpu_op", name, start, end, 100, HOST, **args)
+    def operator(self, name: str, start: float, end: float, thread: int = HOST, **args: Any) -> None:
+        self.add("cpu_op", name, start, end, 100, thread, **args)
 
-    def annotation(self, name: str, start: float, end: float, **args: Any) -> None:
-        self.add("user_annotation", name, start, end, 100, HOST, **args)
+    def annotation(self, name: str, start: float, end: float, thread: int = HOST, **args: Any) -> None:
+        self.add("user_annotation", name, start, end, 100, thread, **args)
 
     def optimizer(self, start: float, end: float) -> None:
         self.annotation("Optimizer.step#AdamW.step", start, end)
@@ -55,11 +57,25 @@ class Timeline:
 
     def copy(self, start: float, end: float) -> None:
         self._correlation += 1
-        self.add("cuda_runtime", "cudaMemcpyAsync", start - 4, start, 100, HOST, correlation=self._correlation)
+        self.launch(start - 4, self._correlation, name="cudaMemcpyAsync")
         self.add("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", start, end, 0, SIDE, correlation=self._correlation)
 
     def wait(self, start: float, end: float, name: str = "cudaStreamSynchronize") -> None:
         self.add("cuda_runtime", name, start, end, 100, HOST, correlation=0)
+
+    def launch(self, at: float, correlation: int, thread: int = HOST, name: str = "cudaLaunchKernel") -> None:
+        self.add("cuda_runtime", name, at, at + 4, 100, thread, correlation=correlation)
+
+    def on_device(
+        self, name: str, start: float, end: float, launch: int | None = None, stream: int = COMPUTE, cat: str = "kernel"
+    ) -> None:
+        """Something with the correlation of a launch that is added apart, or without one."""
+        self.add(cat, name, start, end, 0, stream, correlation=launch)
+
+    def work(self, name: str, at: float, start: float | None = None, end: float | None = None, **given: int) -> None:
+        """A kernel that is launched `at`: it starts a millisecond later and takes 5 us by default."""
+        start = at + 1000 if start is None else start
+        self.kernel(start, start + 5 if end is None else end, name, at, **given)
 
     def kernel(
         self,
@@ -72,8 +88,7 @@ class Timeline:
         **args: Any,
     ) -> None:
         self._correlation += 1
-        at = start - LEAD if launch is None else launch
-        self.add("cuda_runtime", "cudaLaunchKernel", at, at + 4, 100, thread, correlation=self._correlation)
+        self.launch(start - LEAD if launch is None else launch, self._correlation, thread)
         self.add("kernel", name, start, end, 0, stream, correlation=self._correlation, **args)
 
     def collective(
@@ -108,15 +123,36 @@ class Timeline:
             },
         )
 
-    def write(self, path: Path) -> Path:
+    def write(self, path: Path | None = None, base_time_ns: int = 0) -> Path:
         """Writes the trace, compressed if the path ends in .gz."""
-        content = json.dumps({"distributedInfo": self.info, "traceEvents": self.events}).encode()
+        path = path or self.path
+        document = {"distributedInfo": self.info, "baseTimeNanoseconds": base_time_ns, "traceEvents": self.events}
+        content = json.dumps(document).encode()
         path.write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
         return path
 
     def facts(self, directory: Path) -> RankFacts:
         path = self.write(directory / f"trace_rank{self.info.get('rank', 0)}.json")
         return facts_of(read_trace(path))
+
+
+def one_step(start: float, end: float) -> Timeline:
+    made = Timeline()
+    made.step(0, start, end)
+    return made
+
+
+def write_trace(path: Path, rank: int | None, gemm_us: list[float], comm_us: float, **kernels: str) -> Path:
+    """For each iteration a GEMM of such a length on one stream, and from its start a communication on another."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    made = Timeline(rank)
+    for number, length_us in enumerate(gemm_us):
+        at = number * 1000.0
+        made.step(number, at, at + 900)
+        made.kernel(at + 5, at + 5 + length_us, kernels.get("gemm", "nvjet_tst_a"), launch=at + 1)
+        comm = kernels.get("comm", "ncclDevKernel_AllGather_RING_LL()")
+        made.kernel(at + 5, at + 5 + comm_us, comm, launch=at + 1, stream=23)
+    return made.write(path)
 
 
 def diagnosed(directory: Path, *ranks: Timeline) -> Diagnosis:

@@ -1,68 +1,38 @@
 """The backends: libraries that overlap.
 
-Each is a module here, imported only when a point uses it, and has these functions. Only `build`, `build_layer`,
-`attention`, `prepare` and `close` may import torch: the others are also called without torch and without a GPU.
+Each is a module here with the functions of `Backend`, imported only when a point uses it. It may have
+`known_wrong(point, slot, setting, environment) -> str | None`: why the version of the library in the recorded
+environment computes wrong numbers with the slot's setting. Searches leave such settings out.
 
-- `refusal(point, operator, settings) -> str | None`: why it cannot run the operator with these settings of its slots,
-  by the resolved configuration alone.
-- `default_knobs(method) -> Mapping[str, Any]`: the values of knobs that the user left null.
-- `knobs(point) -> Collection[str]`: the knobs that it supports on the point's device, with the point's library.
-- `has_default(point) -> bool`: whether the library has a default overlap to compare with.
-- `parameter_shapes(point, shape) -> Mapping[str, tuple[int, ...]]`: of the operator's parameters on this rank.
-- `prepare(point, purpose) -> None`: prepares the communication for `purpose`. Called before `build`, and before a call
-  that follows another purpose or point. Collective.
-- `build(point, purpose, ranks, parameters) -> ParallelLinear`: the operator for `purpose`. Collective.
-- `close() -> None`: frees its buffers before the process group ends. Collective.
-
-It may have `known_wrong(point, slot, setting, environment) -> str | None`: why the version of the library in the
-recorded environment computes wrong numbers with the slot's setting. Searches leave such settings out.
-
-Backends in `LAYERS` also have whole layers:
-
-- `LAYER_HAS_DEFAULT: bool`: whether a slot that is switched on but not configured overlaps by the library's default. If
-  so, that default is compared with `none` in every layer point.
-- `layer_refusal(point, config, operators) -> str | None`: why a layer with these operators cannot overlap as
-  configured, in addition to `refusal`.
-- `build_layer(point, purpose, config, ranks, seed) -> ParallelLayer`: the layer of the point's kind, overlapped as
-  `config` says if `purpose` is `point`, else `none` or `floor`. Weights are drawn from torch's generators, seeded with
-  `seed`. Collective. Raises Refused if the library does not accept `config`.
-- `attention(point, ranks) -> tuple[str | None, list[str]]`: the library that computes attention in a layer that ran,
-  and a warning for anything that slows it down.
-
-A backend's kernels, each a GEMM with a collective, are in a separate module, listed in `KERNELS` or named by another
-package in its entry points of the group `overlap_sweep.kernels`: `mine = "my_package.kernels"` is `backend=mine`. The
-module has these functions, of which only `build` and `close` import torch. It may have `SPANS_NODES = True`: its
-kernels also run on ranks of several machines, as collectives of NCCL and gloo do.
-
-- `refusal(point) -> str | None`: why it cannot run the point's kernel; if it is not installed, with how to install it.
-- `implementations(point) -> Mapping[str, Setting]`: those of the point's kernel that are measured by default, by name,
-  simplest first. A setting has a `method` and knobs, those of `space` where they fit.
-- `named(point, name) -> Setting | None`: the setting of another name given by the user, such as `pipeline_sm12`.
-- `build(point, setting, problem, ranks) -> Callable[[int], Outputs]`: the implementation on `problem`'s tensors. Called
-  with the index of an input, it enqueues the work on the current stream and returns `Outputs`, which the next call may
-  overwrite. Collective. May raise Refused.
-- `close() -> None`: frees its buffers. Called on all ranks after every point, unless a rank raised an error other than
-  Refused: then the process ends. Collective.
+A backend's kernels, each a GEMM with a collective, are in a separate module with the functions of `Kernels`, listed in
+`KERNELS` or named by another package in its entry points of the group `overlap_sweep.kernels`: `mine =
+"my_package.kernels"` is `backend=mine`. It may have `SPANS_NODES = True`: its kernels also run on ranks of several
+machines, as collectives of NCCL and gloo do.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, cast
 
-from overlap_sweep.config import PointConfig, TensorParallelPoint
+from overlap_sweep.backends import installed
+from overlap_sweep.config import PointConfig, Runtime, TensorParallelPoint
 from overlap_sweep.errors import UserError
-from overlap_sweep.overlap.models import KernelShape
+from overlap_sweep.overlap.models import KernelPoint, KernelShape, LinearShape
+from overlap_sweep.overlap.overlap_cfg import OverlapConfig
+from overlap_sweep.overlap.space import KnobValue, OperatorPoint, Setting
 from overlap_sweep.results.identity import installed_version
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
     from torch.nn import Module
+
+    from overlap_sweep.measure import Ranks
 
 BACKENDS = {
     "torch": "overlap_sweep.backends.torch",
@@ -158,10 +128,21 @@ class Outputs(NamedTuple):
     """This rank's product [m, n]; only for an independent implementation of the other kernels."""
 
 
-class LinearPoint(TensorParallelPoint, Protocol):
+class KnobsPoint(Protocol):
+    """A point of workload=operator or layer, as asked or completed."""
+
+    runtime: Runtime
+    backend: str
+    with_cublasmp: bool | None
+
+
+class LinearPoint(KnobsPoint, TensorParallelPoint, Protocol):
     """A completed point of workload=operator or layer."""
 
-    with_cublasmp: bool | None
+
+class MoeOptions(Protocol):
+    ep_size: int | None
+    grouped_gemm: bool | None
 
 
 class LayerOptions(Protocol):
@@ -170,12 +151,87 @@ class LayerOptions(Protocol):
     micro_batch_size: int
     training: bool
 
+    @property
+    def moe(self) -> MoeOptions: ...
+
 
 class LayerPoint(LinearPoint, Protocol):
     """A completed point of workload=layer."""
 
     @property
     def layer(self) -> LayerOptions: ...
+
+
+class Backend(Protocol):
+    """The module of a backend. Only `build`, `build_layer`, `attention`, `prepare` and `close` may import torch: the
+    others are also called without torch and without a GPU. Whole layers are only asked of those in `LAYERS`."""
+
+    LAYER_HAS_DEFAULT: bool
+    """Whether a slot of a layer that is switched on but not configured overlaps by the library's default. If so, that
+    default is compared with `none` in every layer point."""
+
+    def refusal(self, point: LinearPoint, operator: str, settings: Mapping[str, Setting]) -> str | None:
+        """Returns why it cannot run the operator with these settings of its slots, by the resolved configuration."""
+
+    def default_knobs(self, method: str) -> Mapping[str, KnobValue]:
+        """Returns the values of knobs that the user left null."""
+
+    def knobs(self, point: KnobsPoint) -> Collection[str]:
+        """Returns the knobs that it supports on the point's device, with the point's library."""
+
+    def has_default(self, point: OperatorPoint) -> bool:
+        """Returns whether the library has a default overlap to compare with."""
+
+    def parameter_shapes(self, point: TensorParallelPoint, shape: LinearShape) -> Mapping[str, tuple[int, ...]]:
+        """Returns the shapes of the operator's parameters on this rank."""
+
+    def prepare(self, point: OperatorPoint, purpose: Purpose) -> None:
+        """Prepares the communication, before `build` and before a call that follows another purpose or point.
+        Collective."""
+
+    def build(
+        self, point: OperatorPoint, purpose: Purpose, ranks: Ranks, parameters: Mapping[str, Tensor]
+    ) -> ParallelLinear:
+        """Returns the operator. Collective."""
+
+    def close(self) -> None:
+        """Frees its buffers before the process group ends. Collective."""
+
+    def layer_refusal(self, point: LayerPoint, config: OverlapConfig, operators: Collection[str]) -> str | None:
+        """Returns why a layer with these operators cannot overlap as configured, in addition to `refusal`."""
+
+    def build_layer(
+        self, point: LayerPoint, purpose: Purpose, config: OverlapConfig, ranks: Ranks, seed: int
+    ) -> ParallelLayer:
+        """Returns the layer of the point's kind, overlapped as `config` says if `purpose` is `point`, else `none` or
+        `floor`. Weights are drawn from torch's generators, seeded with `seed`. Collective. Raises Refused if the
+        library does not accept `config`."""
+
+    def attention(self, point: LayerPoint, ranks: Ranks) -> tuple[str | None, list[str]]:
+        """Returns the library that computes attention in a layer that ran, and a warning for anything that slows it
+        down."""
+
+
+class Kernels(Protocol):
+    """The module of a backend's kernels, in which only `build` and `close` import torch."""
+
+    def refusal(self, point: KernelPoint) -> str | None:
+        """Returns why it cannot run the point's kernel; if it is not installed, with how to install it."""
+
+    def implementations(self, point: KernelPoint) -> Mapping[str, Setting]:
+        """Returns those of the point's kernel that are measured by default, by name, simplest first. A setting has a
+        `method` and knobs, those of `space` where they fit."""
+
+    def named(self, point: KernelPoint, name: str) -> Setting | None:
+        """Returns the setting of another name given by the user, such as `pipeline_sm12`."""
+
+    def build(self, point: KernelPoint, setting: Setting, problem: Problem, ranks: Ranks) -> Callable[[int], Outputs]:
+        """Returns the implementation on `problem`'s tensors: called with the index of an input, it enqueues the work on
+        the current stream and returns `Outputs`, which the next call may overwrite. Collective. May raise Refused."""
+
+    def close(self) -> None:
+        """Frees its buffers. Called on all ranks after every point, unless a rank raised an error other than Refused:
+        then the process ends. Collective."""
 
 
 def needs_gpus(point: TensorParallelPoint) -> str | None:
@@ -197,7 +253,7 @@ def lacks_cublasmp(point: LinearPoint) -> str | None:
     return f"backend={name} has no with_cublasmp; use backend=transformer_engine" if point.with_cublasmp else None
 
 
-def default_knobs(point: PointConfig, method: str) -> dict[str, Any]:
+def default_knobs(point: KnobsPoint, method: str) -> dict[str, KnobValue]:
     """Returns the values of knobs that the user left null, of those that the point's backend supports."""
     backend = load(point.backend)
     supported = backend.knobs(point)
@@ -219,10 +275,10 @@ def names() -> list[str]:
     return sorted({*BACKENDS, *KERNELS, *registered_kernels()})
 
 
-def load(name: str) -> Any:
+def load(name: str) -> Backend:
     """Returns the backend's module. UserError for an unknown name."""
     if name in BACKENDS:
-        return import_module(BACKENDS[name])
+        return cast(Backend, import_module(BACKENDS[name]))
     if name in KERNELS or name in registered_kernels():
         raise UserError(f"backend={name} only has kernels; add workload=kernel, or choose another backend.")
     raise UserError(f"backend={name} is not known; choose one of auto, {', '.join(BACKENDS)}.")
@@ -233,10 +289,10 @@ def registered_kernels() -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in entry_points(group=KERNELS_GROUP)}
 
 
-def load_kernels(name: str) -> Any:
+def load_kernels(name: str) -> Kernels:
     """Returns the module of a backend's kernels. UserError for an unknown name or an unusable package."""
     if name in KERNELS:
-        return import_module(KERNELS[name])
+        return cast(Kernels, import_module(KERNELS[name]))
     registered = registered_kernels()
     if name not in registered:
         raise UserError(
@@ -252,7 +308,7 @@ def load_kernels(name: str) -> Any:
     lacking = [function for function in _KERNEL_FUNCTIONS if not callable(getattr(module, function, None))]
     if lacking:
         raise UserError(f"backend={name}: {value} has no {', '.join(lacking)}; docs/kernels.md lists what it requires.")
-    return module
+    return cast(Kernels, module)
 
 
 def close_all() -> None:
@@ -267,4 +323,4 @@ def chosen(point: PointConfig) -> str:
     if point.backend != "auto":
         return point.backend
     on_gpu = point.runtime.device == "cuda"
-    return "transformer_engine" if on_gpu and load("transformer_engine").missing() is None else "torch"
+    return "transformer_engine" if on_gpu and installed.missing() is None else "torch"

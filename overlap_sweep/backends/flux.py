@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from overlap_sweep.backends import Outputs, Problem, lacks_precision, needs_gpus
@@ -55,7 +56,7 @@ NVSHMEM = {
 }
 """Environment that Flux's launch.sh sets on a single node, unless the user has set it."""
 
-_operators: dict[tuple[Any, ...], Any] = {}
+_operators: dict[tuple[object, ...], Any] = {}
 """AGKernel and GemmRS objects of the present point, with the buffers that they share with other ranks. These are the
 only references, so that `close` frees them, in the same order on every rank."""
 _users: set[Ranks] = set()
@@ -155,7 +156,7 @@ def _refusing_failed_checks(hint: str = "") -> Iterator[None]:
         raise Refused(f"Flux: {reason}{hint}") from error
 
 
-def _ag_gemm(flux: Any, setting: Setting, problem: Problem, weight: Tensor) -> Callable[[int], Outputs]:
+def _ag_gemm(flux: ModuleType, setting: Setting, problem: Problem, weight: Tensor) -> Callable[[int], Outputs]:
     import torch
     import torch.distributed as dist
 
@@ -187,7 +188,7 @@ def _ag_gemm(flux: Any, setting: Setting, problem: Problem, weight: Tensor) -> C
     return multiply
 
 
-def _gemm_rs(flux: Any, setting: Setting, problem: Problem, weight: Tensor) -> Callable[[int], Outputs]:
+def _gemm_rs(flux: ModuleType, setting: Setting, problem: Problem, weight: Tensor) -> Callable[[int], Outputs]:
     import torch.distributed as dist
 
     shape, dtype = problem.shape, weight.dtype
@@ -220,7 +221,7 @@ def _gemm_rs(flux: Any, setting: Setting, problem: Problem, weight: Tensor) -> C
     return multiply
 
 
-def _keep(key: tuple[Any, ...], construct: Callable[[], Any]) -> tuple[Any, ...]:
+def _keep(key: tuple[object, ...], construct: Callable[[], Any]) -> tuple[object, ...]:
     """Adds the constructed object to `_operators` unless it is there; returns its key. Collective."""
     if key not in _operators:
         with _refusing_failed_checks("; NVSHMEM_SYMMETRIC_SIZE may be too small"):
@@ -228,7 +229,7 @@ def _keep(key: tuple[Any, ...], construct: Callable[[], Any]) -> tuple[Any, ...]
     return key
 
 
-def _load(*needed: str) -> Any:
+def _load(*needed: str) -> ModuleType:
     # The import loads NVSHMEM's libraries, which read the environment.
     for name, value in NVSHMEM.items():
         os.environ.setdefault(name, value)
@@ -246,7 +247,7 @@ def _load(*needed: str) -> Any:
 
 
 @cache
-def _initialise_shared_memory(flux: Any) -> None:
+def _initialise_shared_memory(flux: ModuleType) -> None:
     """Does so once per process. Collective."""
     import torch.distributed as dist
 

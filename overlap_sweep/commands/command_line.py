@@ -48,10 +48,10 @@ DIR without a command is short for `report DIR`. Results are read, never changed
 class _CommandOrDirectory(TyperGroup):
     """Treats a first argument that is not a command as the directory of the default command."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
+    def list_commands(self, ctx: object) -> list[str]:
         return [*COMMANDS]
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+    def get_command(self, ctx: object, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
             return None
         module = import_module(f"overlap_sweep.commands.{cmd_name}")
@@ -71,7 +71,7 @@ class _CommandOrDirectory(TyperGroup):
             args = [COMMANDS[0], *args]
         return super().parse_args(ctx, args)
 
-    def invoke(self, ctx: Any) -> Any:
+    def invoke(self, ctx: Any) -> object:
         """Runs the command. A UserError becomes one line on stderr and its exit status, and so does wrong usage.
         Where nobody reads any more what is printed, the process ends by SIGPIPE."""
         try:

@@ -13,7 +13,7 @@ from overlap_sweep.commands.frames import read_runs_of_nodes
 from overlap_sweep.diagnosis.causes import CAUSES
 from overlap_sweep.report.console import print_table
 from overlap_sweep.report.diagnosis import TABLE_BY, TABLES, print_diagnosis, warnings_of
-from overlap_sweep.report.table import Listing, to_frame
+from overlap_sweep.report.table import Listing
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -81,7 +81,7 @@ def diagnose(
         output.print_warning(warning)
     table, rows_of = TABLE_BY[by]
     rows, diagnoses = rows_of(runs), [run.found for run in runs if run.found]
-    frame = to_frame(table.records(rows), table.types)
+    frame = table.frame(rows)
 
     def show(console: Console) -> None:
         if by is Rows.finding:

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 from overlap_sweep.errors import UsageError
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas as pd
+    from numpy.typing import NDArray
 
 ABOUT_MISSING, ABOUT_TEXT = ("isna", "notna"), ("contains", "startswith", "endswith")
 METHODS = ".isna() .notna() .str.startswith('x') .str.endswith('x') .str.contains('x')"
@@ -47,8 +49,8 @@ class Condition:
     """The columns that it mentions, once each."""
     needed: list[str]
     """The columns that must have a value for it to be true; not those tested only by .isna() or .notna()."""
-    mask: Any
-    """A numpy array, true for the matching rows."""
+    mask: NDArray[np.bool_]
+    """True for the matching rows."""
 
 
 def nearest_columns(name: str, frame: pd.DataFrame) -> str:
@@ -103,7 +105,7 @@ def _condition(frame: pd.DataFrame, text: str) -> Condition:
     return Condition(text, columns, list(needed), holds.fillna(False).to_numpy(dtype=bool))
 
 
-def _values(columns: list[str], frame: pd.DataFrame) -> dict[str, Any]:
+def _values(columns: list[str], frame: pd.DataFrame) -> dict[str, pd.Series]:
     for column in columns:
         if column not in frame:
             nearest = nearest_columns(column, frame)
@@ -116,10 +118,10 @@ def _values(columns: list[str], frame: pd.DataFrame) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Evaluation:
-    values: Mapping[str, Any]
+    values: Mapping[str, pd.Series]
     """Columns by name."""
 
-    def condition(self, node: ast.expr) -> Any:
+    def condition(self, node: ast.expr) -> pd.Series:
         """Returns per row whether the condition holds, or NA. UsageError where the expression is not a condition."""
         value = self.value(node)
         if isinstance(node, ast.BinOp) or getattr(value, "dtype", None) != "boolean":
@@ -159,7 +161,7 @@ class _Evaluation:
             raise UsageError(f"{ast.unparse(node)} is text; only numbers can be used in arithmetic.")
         return value
 
-    def compared(self, left: ast.expr, sign: ast.cmpop, right: ast.expr) -> Any:
+    def compared(self, left: ast.expr, sign: ast.cmpop, right: ast.expr) -> pd.Series:
         """Returns the comparison of two values, or of one with a list of constants."""
         listed = right.elts if isinstance(right, ast.List | ast.Tuple) else None
         value, others = self.value(left), [self.value(node) for node in ([right] if listed is None else listed)]
@@ -182,5 +184,5 @@ class _Evaluation:
         return found if isinstance(sign, ast.In) else ~found
 
 
-def _is_text(value: Any) -> bool:
+def _is_text(value: object) -> bool:
     return isinstance(value, str) or getattr(value, "dtype", None) == "string"

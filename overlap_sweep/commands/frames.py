@@ -12,13 +12,13 @@ from operator import itemgetter
 from pathlib import Path
 from statistics import median as median_of
 from statistics import median_low
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from overlap_sweep import workloads
 from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.errors import UserError
 from overlap_sweep.report.numbers import shortened
-from overlap_sweep.report.table import PointRow, Row, Table, item, to_frame
+from overlap_sweep.report.table import PointRow, Row, Table, item
 from overlap_sweep.results.checks import check_place
 from overlap_sweep.trace.kernel_classes import function_name
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from overlap_sweep.diagnosis.runs import Run
+    from overlap_sweep.trace import PartRow, PhaseSummary, TraceRow
     from overlap_sweep.trace.files import TraceFile
 
 PARTS_BY = ("class", "kernel", "stream")
@@ -36,24 +37,24 @@ NOTHING_GIVEN = "No traces given; give files or directories."
 
 _count, _text = partial(item, kind="count"), partial(item, kind="text")
 _FILE = _text("file")
-_RANK = _count("rank", "rank", "Rank that recorded the trace, from the trace or else from its name.")
-_ITERATION = _count("iteration", "iteration")
+_RANK = _count("rank", "Rank that recorded the trace, from the trace or else from its name.", "rank")
+_ITERATION = _count("iteration", header="iteration")
 _PHASE = _text(
     "phase",
-    "phase",
     "fwd, bwd, recompute (part of bwd: checkpointed layers run forward again), or all (the whole iteration).",
+    "phase",
 )
 _STARTUP = item("startup", kind="flag")
 _LEFT_OUT = _count("startup_iterations")
-OF_MEDIANS = {"iteration": _count("iterations", "iterations"), "startup": _LEFT_OUT}
+OF_MEDIANS = {"iteration": _count("iterations", header="iterations"), "startup": _LEFT_OUT}
 """Columns of the tables of medians, by the column that they replace."""
 _EXPOSED = item(
     "exposed_comm_us",
-    "exposed us",
     "Time in which communication runs while nothing computes, also for no other phase or iteration.",
+    "exposed us",
 )
-_WAITING = item("wait_us", "wait us")
-_RATIO = item("overlap_ratio", "ratio", "overlap_us / min(gemm_us, comm_us).", show="{:.2f}".format)
+_WAITING = item("wait_us", header="wait us")
+_RATIO = item("overlap_ratio", "overlap_us / min(gemm_us, comm_us).", "ratio", show="{:.2f}".format)
 PHASES: Table[Row] = Table(
     "phases",
     "one row per iteration and phase",
@@ -64,20 +65,20 @@ PHASES: Table[Row] = Table(
         _PHASE,
         item(
             "span_us",
-            "span us",
             "Time from the start of the first kernel to the end of the last; of all until the next iteration starts.",
+            "span us",
         ),
-        item("gemm_us", "GEMM us"),
-        item("comm_us", "comm us"),
+        item("gemm_us", header="GEMM us"),
+        item("comm_us", header="comm us"),
         _WAITING,
-        item("overlap_us", "overlap us"),
+        item("overlap_us", header="overlap us"),
         _EXPOSED,
-        item("idle_us", "idle us", "Part of the span in which nothing runs, of no phase and iteration."),
+        item("idle_us", "Part of the span in which nothing runs, of no phase and iteration.", "idle us"),
         _RATIO,
-        _count("num_gemm_events", "GEMMs"),
-        _count("num_comm_events", "comms"),
-        _count("num_wait_events", "waits"),
-        _count("num_compute_events", "others"),
+        _count("num_gemm_events", header="GEMMs"),
+        _count("num_comm_events", header="comms"),
+        _count("num_wait_events", header="waits"),
+        _count("num_compute_events", header="others"),
         _STARTUP,
     ),
 )
@@ -91,14 +92,14 @@ PARTS: Table[Row] = Table(
         _PHASE,
         _text("by"),
         _text(
-            "kind", "kind", "Class of the kernels: gemm, comm, wait, compute or memory; for a stream all its classes."
+            "kind", "Class of the kernels: gemm, comm, wait, compute or memory; for a stream all its classes.", "kind"
         ),
-        _text("library", "library"),
-        _text("name", "name", show=lambda name: shortened(function_name(name) or name, LONGEST_NAME)),
-        _count("num_events", "events"),
-        item("busy_us", "busy us"),
-        item("total_us", "sum us"),
-        item("alone_us", "alone us"),
+        _text("library", header="library"),
+        _text("name", header="name", show=lambda name: shortened(function_name(name) or name, LONGEST_NAME)),
+        _count("num_events", header="events"),
+        item("busy_us", header="busy us"),
+        item("total_us", header="sum us"),
+        item("alone_us", header="alone us"),
         _STARTUP,
     ),
 )
@@ -108,14 +109,14 @@ RANKS: Table[Row] = Table(
     (
         _text("run"),
         _PHASE,
-        _count("num_ranks", "ranks"),
+        _count("num_ranks", header="ranks"),
         _count("world_size"),
         _text("missing"),
-        _count("slowest_rank", "slowest"),
-        item("slowest_us", "span us"),
-        _count("fastest_rank", "fastest"),
-        item("fastest_us", "span us"),
-        item("skew_us", "skew us"),
+        _count("slowest_rank", header="slowest"),
+        item("slowest_us", header="span us"),
+        _count("fastest_rank", header="fastest"),
+        item("fastest_us", header="span us"),
+        item("skew_us", header="skew us"),
         _EXPOSED,
         _WAITING,
         _RATIO,
@@ -168,9 +169,7 @@ def read_trace(
     if not good:
         raise UserError(" ".join(problems) or NOTHING_GIVEN)
     _warn([*problems, *(warning for file in good for warning in file.warnings)])
-    table = PHASES if by == "phase" else PARTS
-    written = table_of_medians(table) if median else table
-    return to_frame(written.records(trace_rows(good, by, medians=median)), written.types)
+    return trace_table(by, medians=median).frame(trace_rows(good, by, medians=median))
 
 
 def read_diagnosis(
@@ -193,7 +192,7 @@ def read_diagnosis(
         raise UserError(" ".join(problems) or NOTHING_GIVEN)
     _warn([*problems, *unknown, *warnings_of(runs)])
     table, rows_of = TABLE_BY[by]
-    return to_frame(table.records(rows_of(runs)), table.types)
+    return table.frame(rows_of(runs))
 
 
 def _warn(sentences: Iterable[str]) -> None:
@@ -208,7 +207,7 @@ def tables() -> dict[str, Table]:
 
 def point_rows(directory: Path, table: str | None) -> Rows:
     """Returns all rows of the named table; None: of the first workload that has points."""
-    from overlap_sweep.workloads.sections import read_sources
+    from overlap_sweep.workloads import read_sources
 
     known = tables()
     if table not in (None, *known):
@@ -229,7 +228,7 @@ def point_rows(directory: Path, table: str | None) -> Rows:
     name = table or next((name for name, number in points.items() if number), next(iter(known)))
     section = workloads.section_module(workload_of[name]).section(sources)
     return Rows(
-        to_frame(section.records if section else [], known[name].types),
+        section.frame if section else known[name].frame([]),
         known[name],
         section.points.rows if section else [],
         problems=[*sources.reading.problems, *(section.problems if section else ())],
@@ -282,7 +281,7 @@ def read_runs_of_nodes(paths: Sequence[Path], ranks_per_node: int | None) -> tup
     """Returns the runs of the traces at or below the paths, a sentence for everything that cannot be read, and one for
     each result.json that does not say their nodes. `ranks_per_node`: None: as the results next to the traces say."""
     from overlap_sweep.diagnosis.runs import read_runs
-    from overlap_sweep.results.nodes import ranks_of_each_trace
+    from overlap_sweep.results.traces import ranks_of_each_trace
 
     if ranks_per_node is not None and ranks_per_node < 1:
         raise UserError(f"ranks_per_node={ranks_per_node} is not possible; give the number of ranks on each node.")
@@ -295,10 +294,12 @@ def read_runs_of_nodes(paths: Sequence[Path], ranks_per_node: int | None) -> tup
     return runs, [*problems, *(file.problem for run in runs for file in run.files if file.problem)], unknown
 
 
-def table_of_medians(table: Table[Row]) -> Table[Row]:
-    """Returns the table of medians: the number of iterations replaces iteration, and startup_iterations replaces
-    startup."""
-    return replace(table, columns=tuple(OF_MEDIANS.get(column.name, column) for column in table.columns))
+def trace_table(by: str, *, medians: bool) -> Table[Row]:
+    """Returns the table of `trace_rows`; in that of medians the number of iterations replaces iteration, and
+    startup_iterations replaces startup."""
+    table = PARTS if by in PARTS_BY else PHASES
+    columns = (OF_MEDIANS.get(column.name, column) for column in table.columns)
+    return replace(table, columns=tuple(columns)) if medians else table
 
 
 def trace_rows(
@@ -342,7 +343,7 @@ def _first(rows: Iterable[Row], top: int | None, *by: str) -> list[Row]:
     return [row for _, same in groupby(rows, key=itemgetter(*by)) for row in list(same)[:top]]
 
 
-def _rows(file: TraceFile, rows: Iterable[Any], phases: Sequence[str]) -> list[Row]:
+def _rows(file: TraceFile, rows: Iterable[TraceRow | PartRow | PhaseSummary], phases: Sequence[str]) -> list[Row]:
     from msgspec.structs import asdict
 
     from overlap_sweep.trace.files import rank_of

@@ -7,7 +7,6 @@ from overlap_sweep.commands import output
 from overlap_sweep.commands.expressions import condition
 from overlap_sweep.compare.history import ROWS, print_history
 from overlap_sweep.compare.history import history as history_of
-from overlap_sweep.report.table import to_frame
 from overlap_sweep.store import read_store
 
 TABLES = {"of a history": ROWS}
@@ -45,7 +44,7 @@ def history(
     reading = read_store(store)
     found = history_of(reading.measurements)
     rows = found.rows
-    table = to_frame(ROWS.records(rows), ROWS.types)
+    table = ROWS.frame(rows)
     matching = table[condition(table, expression).mask] if expression is not None else table
     output.check_fail_if(fail_expressions, matching)
     if matching.empty and format is output.TableFormat.table:

@@ -17,6 +17,7 @@ from omegaconf import DictConfig
 
 from overlap_sweep import workloads
 from overlap_sweep.errors import UserError, end, in_words, is_of_users_system
+from overlap_sweep.hydra_adapter.composition import run_as_typed
 from overlap_sweep.hydra_adapter.mistakes import checked, errors_in_one_line
 from overlap_sweep.program import analyze_program, conf_folder, end_unread, print_version, stdout_is_closed
 from overlap_sweep.results.run_directory import write_atomically
@@ -63,7 +64,7 @@ def report_measured() -> bool:
     if measured:
         from overlap_sweep.report.console import console_for, print_section
         from overlap_sweep.results.points import read_points
-        from overlap_sweep.workloads.sections import sections_of_points
+        from overlap_sweep.workloads import sections_of_points
 
         readings = [read_points(directory) for directory in measured]
         for problem in (problem for reading in readings for problem in reading.problems):
@@ -100,7 +101,7 @@ def write_report(*, headlines: bool) -> None:
     from overlap_sweep.report.console import console_for, print_headlines
     from overlap_sweep.report.files import write_reports
     from overlap_sweep.report.page import FILE_NAME
-    from overlap_sweep.workloads.sections import analyse
+    from overlap_sweep.workloads import analyse
 
     root = outcomes.root
     assert root
@@ -160,6 +161,7 @@ def main() -> None:
         with errors_in_one_line():
             register()
             sys.argv[1:] = checked(sys.argv[1:])
+            run_as_typed(sys.argv[1:])
             _measure()
         outcomes.hear_of_other_processes()
         answered = report_measured()

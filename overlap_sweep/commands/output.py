@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 from typer.core import TyperCommand
+from typer.models import OptionInfo
 
 from overlap_sweep.commands.expressions import condition
 from overlap_sweep.errors import UserError
@@ -68,7 +69,7 @@ FormatOption = Annotated[
 ]
 
 
-def fail_if_option(example: str) -> Any:
+def fail_if_option(example: str) -> OptionInfo:
     """Returns the option `--fail-if` with an example in its help."""
     help = f"Exit with status 3 if any row matches, such as '{example}'. Repeatable."
     return typer.Option("--fail-if", metavar="EXPRESSION", help=help)
@@ -104,12 +105,12 @@ def columns_of(frame: pd.DataFrame) -> list[Column[Row]]:
     def shown(name: str) -> Column[Row]:
         is_number = is_numeric_dtype(frame[name]) and not is_bool_dtype(frame[name])
         kind: Kind = "number" if is_number else "text"
-        return item(name, name, kind=kind, words=lambda row: cell(name, row[name]))
+        return item(name, header=name, kind=kind, words=lambda row: cell(name, row[name]))
 
     return [shown(str(name)) for name in frame.columns]
 
 
-def cell(column: str, value: Any) -> str:
+def cell(column: str, value: object) -> str:
     """Returns the value as text for a table; its unit is in the column's name."""
     value = plain(value)
     if value is None:
@@ -121,7 +122,7 @@ def cell(column: str, value: Any) -> str:
     return str(next(iter(str(value).splitlines()), ""))
 
 
-def plain(value: Any) -> Any:
+def plain(value: Any) -> object:
     """Returns the value as a Python object; None if it is missing."""
     import pandas as pd
 
@@ -184,7 +185,7 @@ def with_columns(tables: Callable[[], Mapping[str, Table]]) -> type[TyperCommand
     for the help."""
 
     class WithColumns(TyperCommand):
-        def headed(self, ctx: Any) -> Mapping[str, Table]:
+        def headed(self, ctx: typer.Context) -> Mapping[str, Table]:
             """Returns the tables to list for this command line, by heading."""
             return tables()
 

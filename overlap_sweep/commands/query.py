@@ -43,7 +43,7 @@ class Command(output.with_columns(headed)):  # type: ignore[misc]
     """Has a flag for the rows of each workload, including those of other packages. With a flag, the help lists only the
     columns of that table."""
 
-    def headed(self, ctx: Any) -> dict[str, Table]:
+    def headed(self, ctx: typer.Context) -> dict[str, Table]:
         flags = [f"with {flag}" for flag in flags_of_tables() if flag not in ctx.meta[_FLAGS]]
         found = headed()
         return {name: table for name, table in found.items() if not ctx.meta[_FLAGS] or name not in flags}

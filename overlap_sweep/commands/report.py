@@ -16,8 +16,8 @@ from overlap_sweep.report.charts.figures import left_out
 from overlap_sweep.report.console import console_for, print_answers, print_written
 from overlap_sweep.report.files import write_reports
 from overlap_sweep.report.section import Analysis
-from overlap_sweep.report.table import Table, to_frame
-from overlap_sweep.workloads.sections import analyse
+from overlap_sweep.report.table import Table
+from overlap_sweep.workloads import analyse
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -87,9 +87,9 @@ def _answers(analysis: Analysis, format: out.TableFormat) -> pd.DataFrame:
     """Returns the answers of the first section as rows; operators come first, then layers, kernels, training runs,
     copies and tensor-parallel stacks."""
     if not analysis.sections:
-        return to_frame([], workloads.section_module(workloads.names()[0]).TABLE.types)
+        return workloads.section_module(workloads.names()[0]).TABLE.frame([])
     first, *others = analysis.sections
     if format is not out.TableFormat.table:
         for other in others:
             out.print_aside(f"These are the answers on {first.what}; those on {other.what} are in {other.file}.")
-    return to_frame(first.answered.records, first.answered.table.types)
+    return first.answered.frame

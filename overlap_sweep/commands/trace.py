@@ -11,7 +11,7 @@ import typer
 from overlap_sweep.commands import frames, output
 from overlap_sweep.report.console import print_table
 from overlap_sweep.report.numbers import some_of
-from overlap_sweep.report.table import Listing, Row, Table, to_frame
+from overlap_sweep.report.table import Listing, Row, Table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -100,14 +100,12 @@ def trace(
     good = [file for file in files if not file.problem]
     wanted = [phase.value for phase in phases or []]
 
-    def rows_of(table: Table[Row], medians: bool) -> list[Row]:
-        if table is frames.RANKS:
-            return [row for run in several for row in run.rows if not wanted or row["phase"] in wanted]
-        return frames.trace_rows(good, by.value, wanted, top, medians=medians)
-
-    table = {Grouping.phase: frames.PHASES, Grouping.rank: frames.RANKS}.get(by, frames.PARTS)
-    written = frames.table_of_medians(table) if medians and by is not Grouping.rank else table
-    frame = to_frame(written.records(rows_of(table, medians)), written.types)
+    of_runs = [row for run in several for row in run.rows if not wanted or row["phase"] in wanted]
+    if by is Grouping.rank:
+        frame = frames.RANKS.frame(of_runs)
+    else:
+        table, rows = frames.trace_table(by, medians=medians), frames.trace_rows(good, by, wanted, top, medians=medians)
+        frame = table.frame(rows)
     if good and not several and by is Grouping.rank:
         problems.append("--by rank: no run has traces of two ranks; give those of all its ranks, or use --by phase.")
     elif good and frame.empty:
@@ -115,11 +113,12 @@ def trace(
 
     def show(console: Console) -> None:
         if by is Grouping.phase and not medians:
-            _print("", table, rows_of(table, medians=False), console)
+            _print("", table, rows, console)
         if by is not Grouping.rank:
-            _print("medians", frames.table_of_medians(table), rows_of(table, medians=True), console)
+            of_medians = frames.trace_rows(good, by, wanted, top, medians=True)
+            _print("medians", frames.trace_table(by, medians=True), of_medians, console)
         if by in WITHOUT_PARTS:
-            _print("medians", frames.RANKS, rows_of(frames.RANKS, medians=True), console)
+            _print("medians", frames.RANKS, of_runs, console)
 
     output.check_fail_if(fail_expressions, frame)
     if good:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
-from typing import Any
 
 from rich.console import Console
 
@@ -26,6 +25,7 @@ from overlap_sweep.report.table import Column, Listing, Table, attribute
 from overlap_sweep.results.comparable import Sample
 from overlap_sweep.results.estimate import Estimate, estimate, pooled_none
 from overlap_sweep.results.identity import environment_identity, key_of, point_identity
+from overlap_sweep.results.measured import Scalar
 from overlap_sweep.results.verdict import MARGIN, VERDICTS, Verdict, ratio, verdict
 from overlap_sweep.store import Measurement
 
@@ -84,14 +84,14 @@ class Times:
 
     @property
     def hosts(self) -> list[str]:
-        return [host for kept, _ in self.measured for host in kept.result.environment.get("hosts") or [kept.host]]
+        return [host for kept, _ in self.measured for host in kept.result.machine.hosts or [kept.host]]
 
     @property
     def point(self) -> ResolvedPoint:
         return self.latest.result.point
 
     @property
-    def environment(self) -> Mapping[str, Any]:
+    def environment(self) -> Mapping[str, object]:
         return self.latest.result.environment
 
     @property
@@ -117,7 +117,8 @@ class Times:
     @property
     def versions(self) -> dict[str, str]:
         """Returns the known versions of libraries and driver."""
-        found = {**self.environment.get("packages", {}), "driver": self.environment.get("driver")}
+        machine = self.latest.result.machine
+        found = {**machine.packages, "driver": machine.driver}
         return {name: str(found[name]) for name in VERSIONS if found.get(name) is not None}
 
 
@@ -137,7 +138,7 @@ class History:
         return [times for series in self.series for times in series]
 
 
-def _point_column(name: str, value: Callable[[ResolvedPoint], Any]) -> Column[Times]:
+def _point_column(name: str, value: Callable[[ResolvedPoint], Scalar]) -> Column[Times]:
     return Column(name, lambda times: value(times.point), kind="text", header=name, differing=True)
 
 
@@ -162,7 +163,7 @@ ROWS: Table[Times] = Table(
         attribute("setting", kind="text", header="setting"),
         Column(
             "device",
-            lambda times: times.environment.get("gpu") or times.environment.get("device"),
+            lambda times: times.latest.result.machine.gpu or times.latest.result.machine.device,
             kind="text",
             header="device",
             differing=True,
@@ -237,7 +238,7 @@ def history(measurements: Iterable[Measurement]) -> History:
     return History(sorted(series, key=_order), left_out)
 
 
-def describe_change(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+def describe_change(before: Mapping[str, object], after: Mapping[str, object]) -> str:
     """Returns `torch 2.10.0 -> 2.11.0, driver 570 -> 580`: libraries first, which change most often."""
     one, other = (
         {**identity.pop("packages", {}), **identity.pop("variables", {}), **identity}
@@ -250,7 +251,7 @@ def describe_change(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     )
 
 
-def _order(series: Series) -> tuple[Any, ...]:
+def _order(series: Series) -> tuple[object, ...]:
     """Returns a sort key: the largest change first; then by model, TP size, operator and setting."""
     moves = [abs(math.log(times.ratio)) for times in series if times.verdict in ("faster", "slower")]
     last = series[-1]
@@ -259,11 +260,11 @@ def _order(series: Series) -> tuple[Any, ...]:
     return (-max(moves, default=0.0), *place, workloads.of(last.point).subject(last.point), last.setting)
 
 
-def _machine(identity: Mapping[str, Any]) -> str:
+def _machine(identity: Mapping[str, object]) -> str:
     return key_of({name: identity.get(name) for name in MACHINE})
 
 
-def _timed_configuration(point: ResolvedPoint) -> dict[str, Any]:
+def _timed_configuration(point: ResolvedPoint) -> dict[str, object]:
     comparing = workloads.comparing(point.workload.name)
     identity = point_identity(point)
     for option in (*CHANGES_NOTHING, *(comparing.changes_nothing if comparing else ())):

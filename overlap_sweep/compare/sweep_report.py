@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from rich.console import Console
 
@@ -27,7 +27,7 @@ from overlap_sweep.report.console import print_lines, print_table
 from overlap_sweep.report.numbers import as_percent, counted, some_of
 from overlap_sweep.report.table import Column, Listing, Table, attribute, through
 from overlap_sweep.results.comparable import Key
-from overlap_sweep.results.provenance import describe_machine, environments, launch_commands, measured_when
+from overlap_sweep.results.provenance import describe_machine, launch_commands, machines, measured_when
 from overlap_sweep.results.verdict import MARGIN, mean_ratio
 
 R = TypeVar("R", Aggregate, Match, SlotChange)
@@ -136,7 +136,7 @@ def compare(operands: Sequence[tuple[str, Path]], reference: str, by: str | None
     )
 
 
-def _summary(compared: SweepComparison) -> dict[str, Any]:
+def _summary(compared: SweepComparison) -> dict[str, object]:
     return {
         "kind": "sweeps",
         "reference": compared.reference,
@@ -195,7 +195,7 @@ def _print(compared: SweepComparison, console: Console, by: str | None) -> None:
 def _print_datasets(compared: SweepComparison, console: Console) -> None:
     for dataset in compared.datasets:
         counts = ", ".join(f"{count} {name}" for name, count in dataset.counts().items())
-        machine = describe_machine(environments(dataset.points)[0])
+        machine = describe_machine(machines(dataset.points)[0])
         points = f"{counted(len(dataset.points), 'point')} ({counts}), measured {measured_when(dataset.points)}"
         proofs = (f"{dataset.label} {proof}" for proof in dataset.found.proofs)
         print_lines([f"{dataset.label}: {dataset.path}, {points} on {machine}", *proofs], console, indent=0)
@@ -203,7 +203,7 @@ def _print_datasets(compared: SweepComparison, console: Console) -> None:
     for title, found in (differences | {"Configuration": compared.configuration}).items():
         if found:
             console.print(f"{title}:")
-            print_lines((f"{name}: {by_label(values, several=True)}" for name, values in found.items()), console)
+            print_lines((f"{name}: {by_label(values)}" for name, values in found.items()), console)
 
 
 def _print_rows(title: str, table: Table[R], rows: Sequence[R], console: Console) -> None:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 from overlap_sweep import workloads
 from overlap_sweep.errors import UserError
@@ -88,7 +88,7 @@ def compared_fields(datasets: Sequence[Dataset]) -> list[str]:
         sets = [{matchable(key, compared) for key in dataset_keys} for dataset_keys in keys]
         if any(one & other for i, one in enumerate(sets) for other in sets[:i]):
             return compared
-    several = any(key.nodes > 1 for dataset_keys in keys for key in dataset_keys)
+    several = any((key.nodes or 1) > 1 for dataset_keys in keys for key in dataset_keys)
     named = [*_IN_ERRORS, *(["nodes"] if several else [])]
     contents = []
     for dataset, own in zip(datasets, keys, strict=True):
@@ -187,7 +187,7 @@ class Unmatched(NamedTuple):
     points: list[str]
 
 
-Differences = dict[str, dict[str, list[Any]]]
+Differences = dict[str, dict[str, list[object]]]
 """Values that differ, by name and dataset: all values of its points; empty where the name is not recorded."""
 
 
@@ -285,7 +285,7 @@ def _pass_of(match: Match) -> Key:
     return match.ours.key._replace(setting="")
 
 
-def _own_options(point: Point) -> dict[str, Any]:
+def _own_options(point: Point) -> dict[str, object]:
     comparing = workloads.comparing(point.workload)
     matched = (*MATCHED, *(comparing.matched if comparing else ()))
     beneath = tuple(f"{option}." for option in matched)
@@ -296,7 +296,7 @@ def _own_options(point: Point) -> dict[str, Any]:
     }
 
 
-def _differences(options_by_dataset: Mapping[str, Sequence[Mapping[str, Any]]]) -> Differences:
+def _differences(options_by_dataset: Mapping[str, Sequence[Mapping[str, object]]]) -> Differences:
     """Returns the options whose sets of values differ between datasets, by name."""
     names = dict.fromkeys(name for points in options_by_dataset.values() for options in points for name in options)
     found = {name: [_values(name, points) for points in options_by_dataset.values()] for name in names}
@@ -307,6 +307,6 @@ def _differences(options_by_dataset: Mapping[str, Sequence[Mapping[str, Any]]]) 
     }
 
 
-def _values(name: str, points: Iterable[Mapping[str, Any]]) -> list[Any]:
-    known = {repr(options[name]): options[name] for options in points if options.get(name) is not None}
+def _values(name: str, points: Iterable[Mapping[str, object]]) -> list[object]:
+    known = {repr(value): value for options in points if (value := options.get(name)) is not None}
     return [known[text] for text in sorted(known)]

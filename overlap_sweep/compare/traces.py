@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, median_low
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from rich.console import Console
 
@@ -24,6 +24,7 @@ from overlap_sweep.trace import Grouping, Overlap, PhaseSummary, summarise
 from overlap_sweep.trace.files import TraceFile, read_trace_files, startup_warnings
 
 if TYPE_CHECKING:
+    from numpy import float64
     from numpy.typing import NDArray
 
 PHASES = ("fwd", "bwd", "recompute", "all")
@@ -122,6 +123,13 @@ class TraceComparison:
     parts: list[PartMatch]
     """By dataset, phase and grouping, the largest difference first."""
 
+    def quantities_by(self, by: str) -> list[QuantityMatch]:
+        """Returns those of each rank with by="rank", else those over the ranks."""
+        return [match for match in self.quantities if (match.rank is not None) == (by == "rank")]
+
+    def parts_by(self, by: str) -> list[PartMatch]:
+        return [part for part in self.parts if part.by == by]
+
 
 RATIO: Column = ratio_column("ratio", lambda match: match.ratio, "ratio", dropped=2)
 _WHO = (attribute("dataset", kind="text"), attribute("reference", kind="text"))
@@ -163,16 +171,14 @@ def compare(operands: Sequence[tuple[str, Path, Sequence[Path]]], reference: str
     `by`: phase, rank, class, kernel or stream."""
     compared = compare_traces([read_trace_dataset(*operand) for operand in operands], reference)
     table: Table = QUANTITIES if by in ("phase", "rank") else PARTS
-    rows: Sequence[Any] = [match for match in compared.quantities if (match.rank is not None) == (by == "rank")]
-    if table is PARTS:
-        rows = [part for part in compared.parts if part.by == by]
+    rows: Sequence[Match] = compared.quantities_by(by) if table is QUANTITIES else compared.parts_by(by)
     if by == "rank" and not rows:
         raise UserError("--by rank: the traces record no ranks, or different ones; use --by phase.")
     files = [file for dataset in compared.datasets for file in dataset.files]
     return Comparison(
         table=table,
         rows=rows,
-        show=lambda console: _print(compared, console, by, rows),
+        show=lambda console: _print(compared, console, by),
         summary=lambda: _summary(compared),
         charts=lambda: [
             Chart(ratios_file(label, list(compared.pairs)), [_dots(compared, label)]) for label in compared.pairs
@@ -247,7 +253,7 @@ def _quantities(dataset: str, reference: str, pairs: Sequence[Pair]) -> Iterator
                 yield QuantityMatch(dataset, reference, phase, value, other, rank, name)
 
 
-def _median(values: Iterable[Any]) -> Any:
+def _median(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     if not known:
         return None
@@ -272,7 +278,7 @@ def _parts(dataset: str, reference: str, pairs: Sequence[Pair], phase: str) -> l
     return sorted(found, key=lambda part: (part.by, -abs(part.difference)))
 
 
-def _by_turn(files: Sequence[TraceFile], phase: str) -> dict[_Part, NDArray[Any]]:
+def _by_turn(files: Sequence[TraceFile], phase: str) -> dict[_Part, NDArray[float64]]:
     """Returns busy time and number of events of each part in the first, second, ... iteration of the traces [turns, 2],
     medians over the traces that have that iteration; iteration numbers may differ between traces."""
     import numpy as np
@@ -281,7 +287,7 @@ def _by_turn(files: Sequence[TraceFile], phase: str) -> dict[_Part, NDArray[Any]
     nothing = np.full((len(files), max(map(len, iterations)), 2), np.nan)
     for number, of_file in enumerate(iterations):
         nothing[number, : len(of_file)] = 0.0
-    found: dict[_Part, NDArray[Any]] = defaultdict(nothing.copy)
+    found: dict[_Part, NDArray[float64]] = defaultdict(nothing.copy)
     for number, file in enumerate(files):
         for row in (row for row in file.steady_parts if row.phase == phase):
             # A stream is identified by its name alone: the kernels on it may change.
@@ -291,7 +297,7 @@ def _by_turn(files: Sequence[TraceFile], phase: str) -> dict[_Part, NDArray[Any]
     return {part: np.nanmedian(values, axis=0) for part, values in found.items()}
 
 
-def _change(ours: NDArray[Any], theirs: NDArray[Any]) -> Change:
+def _change(ours: NDArray[float64], theirs: NDArray[float64]) -> Change:
     if not theirs.any() and ours.any():
         return "appeared"
     if not ours.any() and theirs.any():
@@ -314,7 +320,7 @@ def _iterations_us(files: Sequence[TraceFile]) -> list[float]:
     return [median(spans[turn] for spans in each if turn < len(spans)) for turn in range(max(map(len, each)))]
 
 
-def _summary(compared: TraceComparison) -> dict[str, Any]:
+def _summary(compared: TraceComparison) -> dict[str, object]:
     return {
         "kind": "traces",
         "reference": compared.reference,
@@ -327,13 +333,13 @@ def _summary(compared: TraceComparison) -> dict[str, Any]:
             }
             for dataset in compared.datasets
         },
-        "quantities": QUANTITIES.records(match for match in compared.quantities if match.rank is None),
-        "classes": PARTS.records(part for part in compared.parts if part.by == "class"),
+        "quantities": QUANTITIES.records(compared.quantities_by("phase")),
+        "classes": PARTS.records(compared.parts_by("class")),
         "unmatched": compared.unmatched,
     }
 
 
-def _print(compared: TraceComparison, console: Console, by: str, rows: Sequence[Any]) -> None:
+def _print(compared: TraceComparison, console: Console, by: str) -> None:
     """Prints the quantities of every phase, and the times of kernel classes, kernels or streams of the whole
     iteration."""
     for label, pairs in compared.pairs.items():
@@ -341,7 +347,7 @@ def _print(compared: TraceComparison, console: Console, by: str, rows: Sequence[
         ranks = ", ".join(str(pair.rank) for pair in pairs if pair.rank is not None)
         print_lines([f"matched by rank: {ranks}" if ranks else "one trace each"], console)
         if by in ("phase", "rank"):
-            listing = Listing(QUANTITIES, [match for match in rows if match.dataset == label])
+            listing = Listing(QUANTITIES, [match for match in compared.quantities_by(by) if match.dataset == label])
             print_table("", listing.columns, listing.rows, console, group=lambda match: (match.rank, match.phase))
         parts = [part for part in compared.parts if part.dataset == label and part.phase == "all"]
         _print_parts("Kernel classes", [part for part in parts if part.by == "class"], console)
@@ -364,8 +370,8 @@ def _print_parts(title: str, parts: Sequence[PartMatch], console: Console) -> No
 
 def _dots(compared: TraceComparison, label: str) -> Rows:
     rows: list[Row] = []
-    for match in compared.quantities:
-        if match.dataset != label or match.rank is not None or match.quantity not in CHARTED:
+    for match in compared.quantities_by("phase"):
+        if match.dataset != label or match.quantity not in CHARTED:
             continue
         ours, theirs = match.value or 0.0, match.reference_value or 0.0
         worse = ours < theirs if match.quantity == "overlap_us" else ours > theirs

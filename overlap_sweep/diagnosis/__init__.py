@@ -102,6 +102,13 @@ def once(owner: Owner, compute: Callable[[Owner], Computed]) -> Computed:
     return found
 
 
+def some_of(names: Iterable[object], most: int = 4, separator: str = ", ") -> str:
+    """Returns `a, b`; of many names the first ones and the number of others."""
+    texts = list(map(str, names))
+    more = f" and {len(texts) - most} more" if len(texts) > most else ""
+    return f"{separator.join(texts[:most])}{more}"
+
+
 class Finding(msgspec.Struct, kw_only=True):
     """One cause of lost time, for one collective of one process group in one pass."""
 

@@ -64,6 +64,8 @@ class Arrivals:
     """Per rank and call: the rank that started last; UNKNOWN_RANK where no other rank's call was matched."""
     matches: list[tuple[_Member, ...]]
     """The calls of several ranks, as pairs of a rank and an index of its calls, that are one collective."""
+    names: list[dict[str, Hashable]]
+    """Per rank, by its name of a process group: a name that the same group has on every rank."""
 
 
 def arrivals(facts: Sequence[RankFacts]) -> Arrivals:
@@ -71,7 +73,8 @@ def arrivals(facts: Sequence[RankFacts]) -> Arrivals:
     (of the same ranks, whatever its name), step, kind, sizes and place in the order of launches, from the beginning of
     the step or from its end; and if none ends before the last one has started. Where the trace does not name groups,
     see docs/diagnosis.md (What is unknown)."""
-    sequences = list(_sequences(facts))
+    names = _common_names(facts)
+    sequences = list(_sequences(facts, names))
     certain = [match for sequence in sequences if sequence.is_one_group for match in sequence.matches]
     offsets = _offsets(facts, certain)
     found = [match for sequence in sequences for match in _that_met(facts, sequence, offsets)]
@@ -82,11 +85,11 @@ def arrivals(facts: Sequence[RankFacts]) -> Arrivals:
         for rank, call in match:
             last_ns[rank][call] = start_ns - offsets[rank]
             last_rank[rank][call] = last
-    return Arrivals(offsets, last_ns, last_rank, found)
+    return Arrivals(offsets, last_ns, last_rank, found, names)
 
 
-def _sequences(facts: Sequence[RankFacts]) -> Iterator[_Sequence]:
-    names, streams = common_names(facts), _streams(facts)
+def _sequences(facts: Sequence[RankFacts], names: Sequence[dict[str, Hashable]]) -> Iterator[_Sequence]:
+    streams = _streams(facts)
     is_pair = len(facts) == 2 and all(rank.world_size in (2, None) for rank in facts)
     by_order: dict[Hashable, dict[int, dict[int, list[int]]]] = defaultdict(lambda: defaultdict(dict))
     by_stream: dict[int, dict[int, list[int]]] = defaultdict(dict)
@@ -160,7 +163,7 @@ def _key(
     return (common, call.collective if call.collective == "send_recv" else (call.collective == "send") == is_first)
 
 
-def common_names(facts: Sequence[RankFacts]) -> list[dict[str, Hashable]]:
+def _common_names(facts: Sequence[RankFacts]) -> list[dict[str, Hashable]]:
     """Returns, per rank, a name for each of its process groups that the same group has on every rank: its set of ranks,
     with what distinguishes several groups of the same ranks. Groups whose ranks are unknown go by their names, unless
     more ranks than they have members know the name."""

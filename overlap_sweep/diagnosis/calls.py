@@ -26,7 +26,7 @@ from overlap_sweep.diagnosis.collectives import (
     group_of,
     sizes_of_host,
 )
-from overlap_sweep.diagnosis.host import Places, named
+from overlap_sweep.diagnosis.host import Places
 from overlap_sweep.trace.activity import BWD, COMM, FWD, NEITHER, NO_ITERATION, RECOMPUTE, WAIT, Activity
 from overlap_sweep.trace.columns import NO_CORRELATION, Detail, Trace
 
@@ -96,10 +96,9 @@ class Call:
         bytes_each, sent, received = element_bytes(self.dtype), self.sent, self.received
         if bytes_each is None or (sent is None and received is None):
             return None
-        if self.collective in ("all_gather", "gather"):
-            elements = max(received or 0, (sent or 0) * group_size) if group_size else received
-        elif self.collective in ("reduce_scatter", "scatter"):
-            elements = max(sent or 0, (received or 0) * group_size) if group_size else sent
+        if self.collective in ("all_gather", "gather", "reduce_scatter", "scatter"):
+            whole, part = (received, sent) if "gather" in self.collective else (sent, received)
+            elements = max(whole or 0, (part or 0) * group_size) if group_size else whole
         else:
             elements = sent if sent is not None else received
         return None if elements is None else elements * bytes_each
@@ -146,7 +145,7 @@ def calls_of(trace: Trace, activity: Activity, launch: NDArray[np.intp] | None, 
                 detail = sizes_of_host(name, detail)
             else:
                 # gloo names some collectives after others, and its threads know no pass.
-                detail, name = _host_detail(trace, detailed, at, detail), trace.labels[trace.host.label[at]][1]
+                detail, name = _host_detail(trace, detailed, at, detail), trace.name(trace.host, at)
                 pass_ = BWD if places.is_backward(thread, launch_ns) else pass_
         else:
             place = int(launch[i])
@@ -189,7 +188,7 @@ def _detail_at_launch(trace: Trace, places: Places, thread: int, launch_ns: int)
     None if there are none."""
 
     def described(at: int) -> tuple[str, Detail]:
-        return trace.labels[trace.host.label[at]][1], trace.details[trace.host.detail[at]]
+        return trace.name(trace.host, at), trace.details[trace.host.detail[at]]
 
     around = [described(at) for at, _, _ in places.collectives.around(thread, launch_ns)]
     found = detail_around(tuple(around))
@@ -203,7 +202,7 @@ def _launched_by(trace: Trace, activity: Activity, chosen: NDArray[np.intp]) -> 
     """Returns for communication on a CPU, indices of `activity.events`, the operator that launched it, an index of
     `trace.host`: the first call of its kind before it that has none yet, since gloo's threads run them in order."""
     host = trace.host
-    operators = np.flatnonzero(named(trace, _C10D)[host.label])
+    operators = np.flatnonzero(trace.is_named(host, _C10D))
     operators = operators[np.lexsort((-host.end_ns[operators], host.start_ns[operators]))]
     outermost: list[int] = []
     reach: dict[int, int] = defaultdict(lambda: -1)
@@ -222,19 +221,12 @@ def _launched_by(trace: Trace, activity: Activity, chosen: NDArray[np.intp]) -> 
     return found
 
 
-_GLOO_KINDS = {
-    "all_reduce": ("all_reduce", "reduce_scatter"),
-    "reduce_scatter": ("reduce_scatter",),
-    "all_to_all": ("all_to_all",),
-}
-
-
 def _same_kind(trace: Trace, operator: int, span: str) -> bool:
     """Returns whether gloo runs the operator's collective under the span's name: it reduces and scatters by an
     all-reduce."""
     kind = collective_of(Detail(), span, "gloo")
-    called = collective_of(Detail(), trace.labels[trace.host.label[operator]][1], "gloo")
-    return called in _GLOO_KINDS.get(kind, (kind,))
+    called = collective_of(Detail(), trace.name(trace.host, operator), "gloo")
+    return called == kind or (kind, called) == ("all_reduce", "reduce_scatter")
 
 
 def _host_detail(trace: Trace, detailed: NDArray[np.intp], operator: int, span: Detail) -> Detail:
@@ -247,7 +239,7 @@ def _host_detail(trace: Trace, detailed: NDArray[np.intp], operator: int, span: 
     said = next((detail for i in inside if (detail := trace.details[host.detail[i]]).collective), None)
     if said:
         return said
-    names = {i: trace.labels[host.label[i]][1] for i in (operator, *inside)}
+    names = {i: trace.name(host, i) for i in (operator, *inside)}
     own = next((i for i, name in names.items() if name.startswith("c10d::")), operator)
     return sizes_of_host(names[own], trace.details[host.detail[own]], span)
 

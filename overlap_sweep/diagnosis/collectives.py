@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import takewhile
-from typing import Any
 
 import msgspec
 
@@ -197,20 +196,18 @@ def _arguments(shape: str | None) -> list[_Argument | None]:
         return []
     try:
         listed = zip(ast.literal_eval(f"{dims}]"), ast.literal_eval(f"['{types}"), strict=True)
-        return [_argument(dimensions, dtype) for dimensions, dtype in listed]
+        return [_argument(dims if dtype == "TensorList" else [dims], dtype) for dims, dtype in listed]
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         # The last two: not dimensions, but something nested deeply.
         return []
 
 
-def _argument(dimensions: Any, dtype: Any) -> _Argument | None:
-    # A number has no dimensions, and neither has what is no tensor.
-    if not dtype or dtype in ("Scalar", "ScalarList"):
+def _argument(tensors: list[list[int]], dtype: str) -> _Argument | None:
+    """Returns what is known of the argument with these dimensions, none of which versions before 2.0 record of a list;
+    None of what is no tensor."""
+    if not tensors or dtype in ("", "Scalar", "ScalarList"):
         return None
-    if dtype == "TensorList" and not dimensions:
-        # Versions before 2.0 don't record the tensors of a list.
-        return None
-    elements = sum(map(math.prod, dimensions)) if dtype == "TensorList" else math.prod(dimensions)
+    elements = sum(map(math.prod, tensors))
     if not 0 <= elements < MOST_ELEMENTS:
         return None
     return elements, None if dtype == "TensorList" else dtype

@@ -2,8 +2,7 @@
 just before, or the communication that ended just before), and how much slower GEMMs are next to communication than
 alone."""
 
-from array import array
-from bisect import bisect, bisect_right
+from bisect import bisect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 
 from overlap_sweep.diagnosis import LATENCY_NS, NEVER, UNBLOCKED_NS
 from overlap_sweep.diagnosis.facts import RankFacts
-from overlap_sweep.trace.intervals import Intervals, intervals_of, merge, places_by_value, subtract
+from overlap_sweep.trace.intervals import Intervals, Measure, intervals_of, merge, places_by_value, subtract
 
 UNBLOCKED_CPU_NS = 1_000_000
 """UNBLOCKED_NS on a CPU, where the thread that waited has to wake up and to run Python first."""
@@ -22,41 +21,6 @@ UNBLOCKED_CPU_NS = 1_000_000
 
 UNBLOCKED_CPU = 0.25
 """The same as a share of the time that was waited: on a busy CPU waking up takes longer."""
-
-
-class Measure:
-    """The length of a union of intervals between any two moments."""
-
-    def __init__(self, intervals: Intervals) -> None:
-        union = merge(intervals)
-        self.union = union
-        self._origin = int(union[0, 0]) if len(union) else 0
-        self._moments = (union - self._origin).reshape(-1).astype(np.float64)
-        self._bounds = array("d", self._moments.tobytes())
-        lengths = np.cumsum(union[:, 1] - union[:, 0])
-        self._covered = np.repeat(np.concatenate(([0], lengths)), 2)[1:-1].astype(np.float64)
-
-    def until(self, moment_ns: NDArray[np.int64] | int) -> NDArray[np.float64]:
-        """Returns the length before the moments, in nanoseconds."""
-        if not len(self._moments):
-            return np.zeros(np.shape(moment_ns))
-        return np.interp(np.asarray(moment_ns) - self._origin, self._moments, self._covered)
-
-    def within(self, intervals: Intervals) -> NDArray[np.float64]:
-        """Returns the length within each of the intervals, in nanoseconds."""
-        return self.until(intervals[:, 1]) - self.until(intervals[:, 0])
-
-    def between(self, start_ns: int, end_ns: int) -> float:
-        return self._until_one(end_ns) - self._until_one(start_ns) if end_ns > start_ns else 0.0
-
-    def _until_one(self, moment_ns: int) -> float:
-        """Returns the same as `until`, for one moment in a tenth of the time."""
-        since_ns = moment_ns - self._origin
-        place = bisect_right(self._bounds, since_ns)
-        if not place:
-            return 0.0
-        inside_ns = since_ns - self._bounds[place - 1] if place % 2 else 0.0
-        return float(self._covered[place - 1]) + inside_ns
 
 
 @dataclass
@@ -128,7 +92,11 @@ def exposure_of(facts: RankFacts) -> Exposure:
     for (a, b), first, beyond, after in zip(*columns, strict=True):
         inside = [i for i in range(first, beyond) if ends[i] > a]
         ended = after < len(work) and int(work.start_ns[after]) == b
-        late += _one_gap(facts, exposed, comm, busy, (a, b), inside, after if ended else None)
+        for start, end, number in _one_gap(facts, exposed, busy, (a, b), inside, after if ended else None):
+            late += [
+                Late(one, other, max(0.0, other - one - busy.between(one, other)), number, comm.between(one, other))
+                for one, other in _by_step(facts, start, end)
+            ]
     loading = Measure(subtract(facts.loading, busy.union))
     spans = intervals_of(late)
     in_time = Measure(subtract(gaps, merge(spans)))
@@ -147,12 +115,13 @@ def exposure_of(facts: RankFacts) -> Exposure:
 def _one_gap(
     facts: RankFacts,
     found: dict[int, Exposed],
-    comm: Measure,
     busy: Measure,
     gap: tuple[int, int],
     inside: list[int],
     after: int | None,
-) -> Iterator[Late]:
+) -> Iterator[tuple[int, int, int]]:
+    """Yields when the host was late in the gap, with the work that it then launched; the rest of the gap is added to
+    the calls that were waited for."""
     a, b = gap
     calls = facts.calls
     launch = int(facts.work.launch_ns[after]) if after is not None else NEVER
@@ -162,7 +131,7 @@ def _one_gap(
             # Launched, but held back by a copy, or by something that the trace does not show: a stall.
             return
         end = b if b - launch <= LATENCY_NS else launch
-        yield from _late(facts, comm, busy, a, end, after)
+        yield a, end, after
         return
     end_of_comm = min(calls[blocking].end_ns, b)
     reached = end_of_comm
@@ -179,9 +148,9 @@ def _one_gap(
     first = min(inside, key=lambda i: calls[i].start_ns)
     if a < first_start and calls[first].launch_ns > a and after is not None:
         # The host launched even the communication only after the computation had run dry.
-        yield from _late(facts, comm, busy, a, first_start, after)
+        yield a, first_start, after
     if after is not None and launch > end_of_comm:
-        yield from _late(facts, comm, busy, end_of_comm, b, after)
+        yield end_of_comm, b, after
 
 
 def _blocking(
@@ -209,11 +178,9 @@ def _blocking(
     return last if waited else None
 
 
-def _late(facts: RankFacts, comm: Measure, busy: Measure, start: int, end: int, after: int) -> Iterator[Late]:
-    """Yields the time in which the host was late, by step."""
+def _by_step(facts: RankFacts, start: int, end: int) -> Iterator[tuple[int, int]]:
     first, beyond = (bisect(facts.steps, moment, key=lambda step: step.start_ns) for moment in (start, end - 1))
-    for a, b in pairwise((start, *(step.start_ns for step in facts.steps[first:beyond]), end)):
-        yield Late(a, b, max(0.0, b - a - busy.between(a, b)), after, comm.between(a, b))
+    return pairwise((start, *(step.start_ns for step in facts.steps[first:beyond]), end))
 
 
 def slowed_gemms(facts: RankFacts) -> Iterator[tuple[int, float, float]]:

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from overlap_sweep.diagnosis import LOADING
 from overlap_sweep.diagnosis.calls import Call, calls_of, groups_of
 from overlap_sweep.diagnosis.collectives import Group, group_of
-from overlap_sweep.diagnosis.host import Pause, Places, Stall, Wait, launched_ns, named, pauses_of, stalls_of, waits_of
+from overlap_sweep.diagnosis.host import Pause, Places, Stall, Wait, launched_ns, pauses_of, stalls_of, waits_of
 from overlap_sweep.trace.activity import COMPUTE, GEMM, MEMORY, Activity, activity_of, launches_of
 from overlap_sweep.trace.columns import Trace
 from overlap_sweep.trace.intervals import Intervals, merge, no_intervals
-from overlap_sweep.trace.iterations import iteration_spans
+from overlap_sweep.trace.iterations import IterationSpan, iteration_spans
 
 Place = Literal["within", "between", ""]
 """Within a node, between nodes, or empty: unknown."""
@@ -56,16 +56,6 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Step:
-    """An iteration of the trace, with its span on the device's timeline, as `trace` reports it."""
-
-    number: int
-    start_ns: int
-    end_ns: int
-    startup: bool = False
-
-
-@dataclass(frozen=True)
 class RankFacts:
     """What one rank did. Times are nanoseconds on the trace's clock."""
 
@@ -74,7 +64,7 @@ class RankFacts:
     on_device: bool
     """False if the trace has no device: times are those of operators on the CPU."""
     base_time_ns: int
-    steps: list[Step]
+    steps: list[IterationSpan]
     work: Work
     copies: Intervals
     """Copies and sets within the rank, [n, 2]."""
@@ -164,7 +154,7 @@ def facts_of(trace: Trace, startup: Collection[int] = ()) -> RankFacts:
     else:
         moments = trace.launches[launch[computes & (launch >= 0)]]
     places = Places(trace, moments)
-    steps = [Step(*span, startup=span.number in startup) for span in iteration_spans(activity)]
+    steps = [span._replace(startup=span.number in startup) for span in iteration_spans(activity)]
     apart = any(first.end_ns < second.start_ns for first, second in pairwise(steps))
     calls = list(calls_of(trace, activity, launch, places))
     calls.sort(key=lambda call: (call.start_ns, call.end_ns))
@@ -198,7 +188,7 @@ def facts_of(trace: Trace, startup: Collection[int] = ()) -> RankFacts:
 
 def _named(trace: Trace, pattern: re.Pattern[str], threads: NDArray[np.int32] | None = None) -> Intervals:
     """Returns the union of the host's events whose names begin with the pattern, on these threads or all."""
-    own = trace.host[named(trace, pattern)[trace.host.label]]
+    own = trace.host[trace.is_named(trace.host, pattern)]
     return merge((own if threads is None else own[np.isin(own.lane, threads)]).intervals)
 
 

@@ -25,11 +25,11 @@ from overlap_sweep.diagnosis.arrivals import Arrivals, arrivals
 from overlap_sweep.diagnosis.basis import Basis, conditions_of
 from overlap_sweep.diagnosis.causes import CAUSES
 from overlap_sweep.diagnosis.causes.straggler import IN_TURN
-from overlap_sweep.diagnosis.exposure import Measure, exposure_of
+from overlap_sweep.diagnosis.exposure import exposure_of
 from overlap_sweep.diagnosis.facts import RankFacts
 from overlap_sweep.diagnosis.lateness import Often, Share, by_root, often_of
 from overlap_sweep.diagnosis.losses import RankView, losses_of, views_of
-from overlap_sweep.trace.intervals import intersect, merge, subtract
+from overlap_sweep.trace.intervals import Measure, intersect, merge, subtract
 
 _Calls = tuple[str, str, Pass]
 """Process group, collective and pass."""

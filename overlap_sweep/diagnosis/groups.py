@@ -10,17 +10,15 @@ from typing import Literal, NamedTuple, TypeVar
 import msgspec
 
 from overlap_sweep.diagnosis import Pass
-from overlap_sweep.diagnosis.arrivals import MEETING, Arrivals, common_names
+from overlap_sweep.diagnosis.arrivals import MEETING, Arrivals
 from overlap_sweep.diagnosis.calls import Call
 from overlap_sweep.diagnosis.collectives import Group, type_of
-from overlap_sweep.diagnosis.exposure import Measure, slowed_by_call
-from overlap_sweep.diagnosis.facts import PLACES, Place, RankFacts, Step, place_of, size_of
-from overlap_sweep.trace.intervals import intervals_of, length, merge
+from overlap_sweep.diagnosis.exposure import slowed_by_call
+from overlap_sweep.diagnosis.facts import PLACES, Place, RankFacts, place_of, size_of
+from overlap_sweep.trace.intervals import Measure, intervals_of, length, merge
+from overlap_sweep.trace.iterations import IterationSpan
 
 Known = Literal["measured", "at_most", ""]
-
-_Names = Sequence[Mapping[str, Hashable]]
-"""As `common_names` returns them."""
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -70,7 +68,6 @@ class Alike:
 
 def alike_calls(facts: Sequence[RankFacts], arrived: Arrivals) -> list[Alike]:
     """Returns the calls of all ranks by process group, collective, type, size, pass and library."""
-    names = common_names(facts)
     chosen: dict[Kind, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     kinds: list[dict[int, Kind]] = [{} for _ in facts]
     fastest_ns: dict[Kind, int] = {}
@@ -78,7 +75,7 @@ def alike_calls(facts: Sequence[RankFacts], arrived: Arrivals) -> list[Alike]:
         counted = {step.number for step in _counted_steps(rank)}
         for i, call in enumerate(rank.calls):
             if call.step in counted:
-                kind = _kind(facts, names, number, call)
+                kind = _kind(facts, arrived, number, call)
                 chosen[kind][number].append(i)
                 kinds[number][i] = kind
                 same, took_ns = kind._replace(pass_=""), call.end_ns - call.start_ns
@@ -93,20 +90,20 @@ def alike_calls(facts: Sequence[RankFacts], arrived: Arrivals) -> list[Alike]:
     ]
 
 
-def _counted_steps(rank: RankFacts) -> list[Step]:
+def _counted_steps(rank: RankFacts) -> list[IterationSpan]:
     """Returns the steps without start-up; all if there are no others."""
     return [step for step in rank.steps if not step.startup] or rank.steps
 
 
-def _group_key(names: _Names, rank: int, group: str) -> Hashable:
+def _group_key(arrived: Arrivals, rank: int, group: str) -> Hashable:
     """Returns what a group has in common on all its ranks."""
-    return names[rank].get(group, (rank, group)) if group else ""
+    return arrived.names[rank].get(group, (rank, group)) if group else ""
 
 
-def _kind(facts: Sequence[RankFacts], names: _Names, number: int, call: Call) -> Kind:
+def _kind(facts: Sequence[RankFacts], arrived: Arrivals, number: int, call: Call) -> Kind:
     rank = facts[number]
     return Kind(
-        group=_group_key(names, number, call.group),
+        group=_group_key(arrived, number, call.group),
         collective=call.collective,
         dtype=type_of(call.dtype),
         bytes=None if call.collective == "all_to_all" else call.buffer_bytes(size_of(rank, call)),
@@ -242,9 +239,8 @@ def _times_by(rank: RankFacts, key_of: Callable[[Call], Key]) -> defaultdict[Key
     return found
 
 
-def group_totals(facts: Sequence[RankFacts]) -> list[GroupTotal]:
+def group_totals(facts: Sequence[RankFacts], arrived: Arrivals) -> list[GroupTotal]:
     """Returns what each process group exposes and hides, what exposes most first."""
-    names = common_names(facts)
     found: dict[tuple[Hashable, str], list[GroupTotal]] = defaultdict(list)
     for number, rank in enumerate(facts):
         for (name, library), each in _times_by(rank, lambda call: (call.group, call.library)).items():
@@ -257,15 +253,14 @@ def group_totals(facts: Sequence[RankFacts]) -> list[GroupTotal]:
                 exposed_us=median(exposed for _, exposed in each) / 1e3,
                 hidden_us=median(took - exposed for took, exposed in each) / 1e3,
             )
-            found[_group_key(names, number, name), library].append(total)
+            found[_group_key(arrived, number, name), library].append(total)
     most = [max(by_rank, key=lambda total: total.exposed_us) for by_rank in found.values()]
     return sorted(most, key=lambda total: -total.exposed_us)
 
 
 def group_rows(facts: Sequence[RankFacts], arrived: Arrivals) -> list[GroupRow]:
     """Returns a row for each process group, collective, type, size and pass; what costs most first."""
-    names = common_names(facts)
-    times = [_times_by(rank, partial(_kind, facts, names, number)) for number, rank in enumerate(facts)]
+    times = [_times_by(rank, partial(_kind, facts, arrived, number)) for number, rank in enumerate(facts)]
     slowed = [slowed_by_call(rank) for rank in facts]
     rows = []
     for one in alike_calls(facts, arrived):

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overlap_sweep.diagnosis import LATENCY_NS, LOADING, NEVER, PAUSE_NS
-from overlap_sweep.trace.activity import Activity, step_ranges
+from overlap_sweep.trace.activity import Activity, steps_of
 from overlap_sweep.trace.columns import Events, Trace, concatenated
-from overlap_sweep.trace.intervals import Intervals, contains, merge, no_intervals, places_by_value
+from overlap_sweep.trace.intervals import Intervals, contains, length, merge, no_intervals, places_by_value, within
 from overlap_sweep.trace.kernel_classes import short_name
 from overlap_sweep.trace.kineto import MODULE
 
@@ -25,11 +25,6 @@ _NO_FUNCTION = re.compile(rf"aten::|c10d::|_c10d_functional::|record_param_comms
 _OPERATOR = re.compile(r"aten::|c10d::")
 _C10D = re.compile(r"c10d::")
 _COLLECTIVE = re.compile(r"c10d::|nccl:|record_param_comms")
-
-
-def named(trace: Trace, pattern: re.Pattern[str]) -> NDArray[np.bool_]:
-    """Returns a mask of the trace's labels whose names begin with the pattern."""
-    return np.array([pattern.match(name) is not None for _, name in trace.labels], bool)
 
 
 class Nested:
@@ -79,9 +74,9 @@ class Places:
         """`launches`: of computation."""
         host = trace.host
         is_annotation = np.array([category == "user_annotation" for category, _ in trace.labels], bool)
-        annotations = host[(is_annotation & ~named(trace, _NO_PLACE))[host.label]]
-        is_backward, is_call = (named(trace, pattern)[host.label] for pattern in (_AUTOGRAD, _C10D))
-        is_function = trace.forward & ~named(trace, _NO_FUNCTION)[host.label]
+        annotations = host[is_annotation[host.label] & ~trace.is_named(host, _NO_PLACE)]
+        is_backward, is_call = (trace.is_named(host, pattern) for pattern in (_AUTOGRAD, _C10D))
+        is_function = trace.forward & ~trace.is_named(host, _NO_FUNCTION)
         backward = host[is_backward]
         self._names = [name for _, name in trace.labels]
         self._named = Nested(concatenated(annotations, trace.modules))
@@ -94,8 +89,8 @@ class Places:
         self._forward_ns = begun_ns[~contains(merge(backward.intervals), begun_ns)]
         self._begun_before = np.searchsorted(self._forward_ns, self._backward.start_ns)
         self._launches = {lane: np.sort(launches.start_ns[here]) for lane, here in places_by_value(launches.lane)}
-        self._operators = Nested(host[named(trace, _OPERATOR)[host.label]])
-        collectives = np.flatnonzero(named(trace, _COLLECTIVE)[host.label])
+        self._operators = Nested(host[trace.is_named(host, _OPERATOR)])
+        collectives = np.flatnonzero(trace.is_named(host, _COLLECTIVE))
         self.collectives = Nested(replace(host[collectives], label=collectives.astype(np.int32)))
         """Operators and annotations of collectives; in place of labels, their indices in `trace.host`."""
 
@@ -179,14 +174,14 @@ def waits_of(trace: Trace, places: Places, *, apart: bool) -> Iterator[Wait]:
         return
     on_device = np.isin(launches.correlation, trace.device.correlation)
     with_kernels = np.unique(launches.lane[on_device])
-    sync, copy = (named(trace, pattern)[launches.label] for pattern in (SYNC, _COPY))
+    sync, copy = (trace.is_named(launches, pattern) for pattern in (SYNC, _COPY))
     took = launches.end_ns - launches.start_ns
     blocked = (sync & (took >= BLOCKS_FROM_NS)) | (copy & (took >= COPY_BLOCKS_FROM_NS))
     chosen = np.flatnonzero(blocked & np.isin(launches.lane, with_kernels))
-    ranges, launched = step_ranges(trace), np.sort(launches.start_ns[on_device])
+    ranges, launched = steps_of(trace).intervals, np.sort(launches.start_ns[on_device])
     for i in chosen[np.argsort(launches.start_ns[chosen], kind="stable")].tolist():
         start_ns, end_ns, thread = int(launches.start_ns[i]), int(launches.end_ns[i]), int(launches.lane[i])
-        name, operator = trace.labels[launches.label[i]][1], places.operator_at(thread, start_ns)
+        name, operator = trace.name(launches, i), places.operator_at(thread, start_ns)
         step_end_ns = next((int(end) for start, end in ranges if start <= start_ns < end), None)
         if step_end_ns is None and len(ranges):
             continue
@@ -231,12 +226,15 @@ def pauses_of(trace: Trace, threads: NDArray[np.int32]) -> Iterator[Pause]:
     own = own[np.isin(own.lane, threads)]
     moments = np.concatenate((own.start_ns, own.end_ns))
     order = np.argsort(moments, kind="stable")
-    scopes = _Scopes(trace, threads)
+    every = concatenated(trace.host, trace.launches, trace.modules, trace.functions)
+    is_place = ~(trace.is_named(every, _NO_PLACE) | trace.is_named(every, _TORCHS))
+    is_long = every.end_ns - every.start_ns >= COVERS * PAUSE_NS
+    scopes = Nested(every[is_long & is_place & np.isin(every.lane, threads)])
     for place in np.flatnonzero(np.diff(moments[order]) >= PAUSE_NS).tolist():
         before, after = (int(order[at]) for at in (place, place + 1))
-        name_before, name_after = (trace.labels[own.label[at % len(own)]][1] for at in (before, after))
+        name_before, name_after = (trace.name(own, at % len(own)) for at in (before, after))
         span = int(moments[before]), int(moments[after])
-        if pause := scopes.pause(span, int(own.lane[after % len(own)]), name_before, name_after):
+        if pause := _pause(trace, scopes, span, int(own.lane[after % len(own)]), name_before, name_after):
             yield pause
 
 
@@ -244,45 +242,33 @@ def paused_ns(pauses: list[Pause], spans: Intervals) -> Counter[str]:
     """Returns how long the host paused within the spans (a union), by place. The longest is `most_common(1)`."""
     found: Counter[str] = Counter()
     for pause in pauses:
-        first, beyond = np.searchsorted(spans[:, 1], pause.start_ns), np.searchsorted(spans[:, 0], pause.end_ns)
-        here = np.clip(spans[first:beyond], pause.start_ns, pause.end_ns)
-        if common := int((here[:, 1] - here[:, 0]).sum()):
+        if common := length(within(spans, pause.start_ns, pause.end_ns)):
             found[pause.place] += common
     return found
 
 
-class _Scopes:
-    """What ran on the host for long: functions, modules, annotations, operators, and calls of the runtime."""
-
-    def __init__(self, trace: Trace, threads: NDArray[np.int32]) -> None:
-        every = concatenated(trace.host, trace.launches, trace.modules, trace.functions)
-        is_place = ~(named(trace, _NO_PLACE) | named(trace, _TORCHS))
-        long = every.end_ns - every.start_ns >= COVERS * PAUSE_NS
-        self._scopes = Nested(every[long & is_place[every.label] & np.isin(every.lane, threads)])
-        self._names = [name for _, name in trace.labels]
-        self._is_operator = [category not in ("user_annotation", "python_function") for category, _ in trace.labels]
-
-    def pause(self, span: tuple[int, int], thread: int, before: str, after: str) -> Pause | None:
-        """Returns the pause between what ended or started `before` and `after`, on the `thread` of the latter; None if
-        the host waited for the device."""
-        start_ns, end_ns = span
-        # What covers most of the pause contains its middle.
-        around = [
-            (label, end - start)
-            for label, start, end in self._scopes.around(thread, (start_ns + end_ns) // 2)
-            if min(end, end_ns) - max(start, start_ns) >= COVERS * (end_ns - start_ns)
-        ]
-        names = [self._names[label] for label, _ in around]
-        between = f"between {f'{_short(before)} and' if before != after else 'two'} {_short(after)}"
-        place = between
-        if names:
-            if SYNC.match(names[0]) or _WAITS.match(names[0]):
-                return None
-            innermost, took = around[0]
-            place = f"{'inside' if self._is_operator[innermost] else 'in'} {_short(names[0])}{_caller(names)}"
-            if end_ns - start_ns < 0.5 * took and not LOADING.match(names[0]):
-                place = f"{place}, {between}"
-        return Pause(start_ns, end_ns, place, any(LOADING.match(name) for name in names))
+def _pause(trace: Trace, scopes: Nested, span: tuple[int, int], thread: int, before: str, after: str) -> Pause | None:
+    """Returns the pause between what ended or started `before` and `after`, on the `thread` of the latter; None if the
+    host waited for the device. `scopes`: what ran on the host for long, by its labels."""
+    start_ns, end_ns = span
+    # What covers most of the pause contains its middle.
+    around = [
+        (*trace.labels[label], end - start)
+        for label, start, end in scopes.around(thread, (start_ns + end_ns) // 2)
+        if min(end, end_ns) - max(start, start_ns) >= COVERS * (end_ns - start_ns)
+    ]
+    names = [name for _, name, _ in around]
+    between = f"between {f'{_short(before)} and' if before != after else 'two'} {_short(after)}"
+    place = between
+    if around:
+        category, innermost, took = around[0]
+        if SYNC.match(innermost) or _WAITS.match(innermost):
+            return None
+        runs = "in" if category in ("user_annotation", "python_function") else "inside"
+        place = f"{runs} {_short(innermost)}{_caller(names)}"
+        if end_ns - start_ns < 0.5 * took and not LOADING.match(innermost):
+            place = f"{place}, {between}"
+    return Pause(start_ns, end_ns, place, any(LOADING.match(name) for name in names))
 
 
 def _caller(names: list[str]) -> str:
@@ -347,7 +333,7 @@ def stalls_of(trace: Trace, activity: Activity, launch: NDArray[np.intp]) -> Ite
     launch_ns = launched_ns(trace, launched, ends)
     since = np.maximum(starts, launch_ns)
     by_end = np.argsort(events.end_ns, kind="stable")
-    holding = trace.launches[named(trace, _HOLDS_BACK)[trace.launches.label]]
+    holding = trace.launches[trace.is_named(trace.launches, _HOLDS_BACK)]
     for i in np.flatnonzero(ends - since >= LATENCY_NS).tolist():
         after = int(order[places[i]])
         earlier = order[max(0, places[i] - 256) : places[i]]
@@ -374,4 +360,4 @@ def _holding(trace: Trace, holding: Events, before: NDArray[np.intp], launch: np
     since = int(trace.launches.start_ns[before[0]]) if len(before) and before[0] >= 0 else NEVER
     lane, until = trace.launches.lane[launch], trace.launches.start_ns[launch]
     found = np.flatnonzero((holding.lane == lane) & (holding.start_ns > since) & (holding.start_ns < until))
-    return trace.labels[holding.label[found[-1]]][1] if len(found) else ""
+    return trace.name(holding, found[-1]) if len(found) else ""

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from overlap_sweep.diagnosis import LATENCY_NS, NEVER, UNKNOWN_RANK, Why
 from overlap_sweep.diagnosis.arrivals import MEETING, SAME_HOST_CLOCK_NS, Arrivals
-from overlap_sweep.diagnosis.exposure import Exposure, Measure
+from overlap_sweep.diagnosis.exposure import Exposure
 from overlap_sweep.diagnosis.facts import RankFacts
 from overlap_sweep.trace.activity import NO_ITERATION
-from overlap_sweep.trace.intervals import intersect
+from overlap_sweep.trace.intervals import Measure, intersect
 
 MOSTLY = 0.6
 """Share of a process group's waiting that one rank must have caused for the others to wait for it; else ranks are late

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from overlap_sweep.diagnosis.arrivals import Arrivals
 from overlap_sweep.diagnosis.calls import roles_of
 from overlap_sweep.diagnosis.causes import CAUSES
 from overlap_sweep.diagnosis.causes.repeated_reduction import repeated_reductions
-from overlap_sweep.diagnosis.exposure import Exposed, Exposure, Late, Measure, SlowedCall, slowed_calls
+from overlap_sweep.diagnosis.exposure import Exposed, Exposure, Late, SlowedCall, slowed_calls
 from overlap_sweep.diagnosis.facts import RankFacts
 from overlap_sweep.diagnosis.groups import Alike, alike_calls
 from overlap_sweep.diagnosis.lateness import (
@@ -30,7 +30,7 @@ from overlap_sweep.diagnosis.lateness import (
     with_assumed_waits,
 )
 from overlap_sweep.trace.activity import BWD, FWD, NO_ITERATION, RECOMPUTE
-from overlap_sweep.trace.intervals import intervals_of, length, merge, places_by_value, within
+from overlap_sweep.trace.intervals import Measure, intervals_of, length, merge, places_by_value, within
 
 ENOUGH_CALLS = 10
 """Fewest calls of which it shows that none overtook a kernel of another stream."""
@@ -325,7 +325,10 @@ def _of_idle_time(view: RankView) -> Iterator[Loss]:
         yield from _explained(time, _IDLE)
 
 
-def _explained(time: ExposedTime | IdleTime, rules: list[tuple[str, Rule[Any]]]) -> Iterator[Loss]:
+Explained = TypeVar("Explained", ExposedTime, IdleTime)
+
+
+def _explained(time: Explained, rules: list[tuple[str, Rule[Explained]]]) -> Iterator[Loss]:
     for cause, rule in rules:
         for part in rule.losses(time):
             if loss := time.take(cause, part):

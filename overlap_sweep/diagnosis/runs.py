@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from overlap_sweep.cache import code_digest
-from overlap_sweep.diagnosis import Diagnosis, causes
+from overlap_sweep.diagnosis import Diagnosis, causes, some_of
 from overlap_sweep.diagnosis.arrivals import arrivals
 from overlap_sweep.diagnosis.facts import RankFacts, facts_of
 from overlap_sweep.diagnosis.findings import diagnosis_of
@@ -131,9 +131,9 @@ def _found(name: str, files: Sequence[TraceFile], facts: Sequence[RankFacts], mi
     diagnosis.notes += _startup_notes(files)
     if missing and len(facts) > 1:
         # What a single rank cannot know, its diagnosis says.
-        ranks = _some(map(str, missing))
+        ranks = some_of(missing, RANKS_NAMED)
         diagnosis.notes.append(f"No trace of rank {ranks}: whether the other ranks wait for it is unknown.")
-    return Found(diagnosis, rows, group_totals(facts), node_times_of(facts, rows))
+    return Found(diagnosis, rows, group_totals(facts, met), node_times_of(facts, rows))
 
 
 def _facts(files: Sequence[TraceFile], read: Mapping[Path, RankRead], per_node: Mapping[Path, int]) -> list[RankFacts]:
@@ -142,7 +142,7 @@ def _facts(files: Sequence[TraceFile], read: Mapping[Path, RankRead], per_node: 
     found = []
     for file in files:
         if facts := read[file.path].facts if file.path in read else None:
-            steps = [replace(step, startup=step.number in startup) for step in facts.steps]
+            steps = [step._replace(startup=step.number in startup) for step in facts.steps]
             # If a trace does not record its rank, the file's name may have it.
             found.append(replace(facts, rank=rank_of(file), steps=steps, ranks_per_node=per_node.get(file.path)))
     return found
@@ -153,17 +153,9 @@ def _startup_notes(files: Sequence[TraceFile]) -> list[str]:
     for file in files:
         if file.startup:
             rank = rank_of(file)
-            ranks.setdefault(_some(map(str, file.startup)), []).append("" if rank is None else str(rank))
-    return [
-        f"Step {steps} left out: it contains the profiler's start{f' on rank {_some(own)}' if any(own) else ''}."
-        for steps, own in ranks.items()
-    ]
-
-
-def _some(names: Iterable[str]) -> str:
-    listed = list(names)
-    others = f" and {len(listed) - RANKS_NAMED} more" if len(listed) > RANKS_NAMED else ""
-    return f"{', '.join(listed[:RANKS_NAMED])}{others}"
+            ranks.setdefault(some_of(file.startup, RANKS_NAMED), []).append("" if rank is None else str(rank))
+    where = {steps: f" on rank {some_of(own, RANKS_NAMED)}" if any(own) else "" for steps, own in ranks.items()}
+    return [f"Step {steps} left out: it contains the profiler's start{on_rank}." for steps, on_rank in where.items()]
 
 
 def _key(name: str, paths: Sequence[Path], keys: Mapping[Path, str | None], per_node: Mapping[Path, int]) -> str | None:

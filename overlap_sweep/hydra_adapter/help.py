@@ -20,6 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from overlap_sweep.declared import shown
 from overlap_sweep.hydra_adapter.mistakes import flags_first
 from overlap_sweep.hydra_adapter.overrides import (
+    GROUPS,
     NUMBERED,
     SCHEMAS,
     option_named,
@@ -32,8 +33,6 @@ from overlap_sweep.program import analyze_program, launch_program
 
 WIDTH = 120
 """Largest width of a line, in columns."""
-GROUPS = ["workload", "model", "experiment", "tp_size", "operator", "method", "num_sm", "layer", "backend"]
-GROUPS += ["hydra/launcher", "hydra/sweeper"]
 EXAMPLES = {
     "Tune a model": "-m +experiment=tp_overlap_tuner model=llama3_70b max_tp_size=8",
     "A sweep": "-m tp_size=2,4,8 method=bulk num_sm=1,2,4,8,16",

@@ -20,6 +20,7 @@ from omegaconf.errors import GrammarParseError, OmegaConfBaseException
 from overlap_sweep.declared import has_key
 from overlap_sweep.errors import UsageError, UserError, end, nearest
 from overlap_sweep.hydra_adapter.overrides import (
+    GROUPS,
     NUMBERED,
     SCHEMAS,
     all_options,
@@ -114,7 +115,7 @@ def _without_dashes(name: str) -> str:
 
 
 def check_keys(overrides: Iterable[str]) -> None:
-    """Raises UsageError for the first option that neither a workload nor Hydra has."""
+    """Raises UsageError for the first option that neither a workload nor Hydra has, and for a group that is deleted."""
     for override in parsed(overrides):
         key = override.key_or_group
         if "/" in key or key == "experiment":
@@ -123,6 +124,13 @@ def check_keys(overrides: Iterable[str]) -> None:
         is_hydras = override.is_hydra_override()
         if not (has_key(HydraConf, key.removeprefix("hydra.")) if is_hydras else workloads_with(key)):
             raise UsageError(unknown_option(key))
+        if override.is_delete() and key in GROUPS:
+            # Without the group Hydra would take the option's default, which is not what was typed.
+            raise UsageError(_not_deletable(key))
+
+
+def _not_deletable(group: str) -> str:
+    return f"{group} cannot be deleted; leave out ~{group}."
 
 
 def unknown_key(key: str, workload: str) -> str:
@@ -137,7 +145,7 @@ def unknown_option(key: str, workload: str | None = None) -> str:
         return f"{key} requires workload={listed(owners)}.{f' {instead}' if instead else ''}"
     if key.startswith("hydra."):
         known = [f"hydra.{option.name}" for option in options_of(HydraConf)]
-        launcher_options = (option.name for launcher in LAUNCHERS.values() for option in options_of(type(launcher)))
+        launcher_options = (option.name for launcher in LAUNCHERS.values() for option in options_of(launcher.__class__))
         known += [f"hydra.launcher.{name}" for name in dict.fromkeys(launcher_options)]
         near, listing = nearest(key, known), f"See {launch_program()} --cfg hydra."
     elif instead:
@@ -217,7 +225,7 @@ def one_line(error: Exception) -> str:
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         return _unknown_choice(error.missing_cfg_file, error.options or [])
     if found := re.search(r"Error resolving interpolation '\$\{(\w+)\}'", text):
-        return f"{found[1]} cannot be deleted; leave out ~{found[1]}."
+        return _not_deletable(found[1])
     if text.endswith("INTERVAL_SWEEP"):
         return "interval(...) requires hydra/sweeper=optuna; list the values or use range(...)."
     if found := re.search(

@@ -8,7 +8,6 @@ reads a command line has it as it was typed.
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
-from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_store import ConfigStore
@@ -26,6 +25,8 @@ from overlap_sweep.options import Option, options_of, sections_of
 
 NUMBERED = ("tp_size", "num_sm")
 """Groups that set the option of the same name."""
+GROUPS = ["workload", "model", "experiment", "tp_size", "operator", "method", "num_sm", "layer", "backend"]
+GROUPS += ["hydra/launcher", "hydra/sweeper"]
 
 _NUMBER = re.compile(r"-?\d+|null")
 _CHOICE = re.compile(rf"""(?:\+\+)?(\+?(?:{"|".join(NUMBERED)}))=(['"]?)([^'"\\]*)\2""")
@@ -36,7 +37,7 @@ _NOT_ESCAPED = r"(?<!\\)((?:\\\\)*)\$\{"
 _ESCAPED = r"\1\\${"
 
 
-Groups = Mapping[str, Mapping[str, Mapping[str, Any]]]
+Groups = Mapping[str, Mapping[str, Mapping[str, object]]]
 """Options that a config group sets, by group and choice."""
 
 SCHEMAS: dict[str, type[PointConfig]] = {}
@@ -106,7 +107,7 @@ def in_quotes(text: str) -> str:
     return str(QuotedString(text, Quote.double).with_quotes())
 
 
-def override_value(value: Any) -> str:
+def override_value(value: object) -> str:
     """Returns the value in the spelling of Hydra's overrides."""
     if isinstance(value, Mapping):
         return f"{{{','.join(f'{name}:{override_value(item)}' for name, item in value.items())}}}"
@@ -136,7 +137,7 @@ def quoted_for_hydra(words: Sequence[str]) -> list[str]:
     return list(map(quoted, words))
 
 
-def fixed_keys(overrides: Sequence[str], params: Mapping[str, Any] | None) -> str:
+def fixed_keys(overrides: Sequence[str], params: Mapping[str, object] | None) -> str:
     """Returns the comma-separated keys with the same value in all points of the sweep; for a single point, all
     overridden keys. `params`: the sweeper's own overrides."""
     typed = [*(f"{key}={value}" for key, value in (params or {}).items()), *overrides]

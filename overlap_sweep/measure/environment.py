@@ -17,7 +17,7 @@ import warnings
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pynvml
 import torch
@@ -43,14 +43,14 @@ _CLOCK = re.compile(r"(\d+(?:\.\d+)?)\s*mhz", re.IGNORECASE)
 
 _NUMBER = re.compile(r"\s*(\d+(?:\.\d+)?)\s*$")
 
-Cards = Mapping[str, Mapping[str, Any]]
+Cards = Mapping[str, Mapping[str, object]]
 
 ROCM_SMI_INTERVAL_S = 1.0
 """Shortest time between two calls of rocm-smi: each is a process that takes some tenths of a second."""
 
 
 @cache
-def nvml_handle(device: torch.device) -> Any | None:
+def nvml_handle(device: torch.device) -> object | None:
     """Returns the GPU's NVML handle by UUID, because NVML's order may differ from CUDA's; None without NVML or for
     MIG."""
     try:
@@ -60,7 +60,7 @@ def nvml_handle(device: torch.device) -> Any | None:
         return None
 
 
-def read_nvml(handle: Any) -> dict[str, float]:
+def read_nvml(handle: object) -> dict[str, float]:
     """Returns the GPU's readings; MIG parts and virtual GPUs have fewer. NVMLError if the GPU is lost."""
     queries: dict[str, Callable[[], float]] = {
         "sm_clock_mhz": lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
@@ -101,7 +101,7 @@ def rocm_cards(text: str) -> Cards:
     return {name: card for name, card in cards.items() if re.fullmatch(r"card\d+", name)}
 
 
-def rocm_values(card: Mapping[str, Any]) -> dict[str, float]:
+def rocm_values(card: Mapping[str, object]) -> dict[str, float]:
     """Returns the card's readings; the second die of an MI250 has no power reading."""
     values = {}
     for name, patterns in _KEYS.items():
@@ -210,7 +210,7 @@ def _reader_for(device: torch.device) -> Callable[[], Sample] | None:
     return read if card else None
 
 
-def environment(device: torch.device, machine: Mapping[str, Any]) -> dict[str, Any]:
+def environment(device: torch.device, machine: Mapping[str, object]) -> dict[str, object]:
     """Returns the launcher's record of the machine (`identity.machine`) with the properties that only torch knows."""
     if device.type != "cuda":
         return dict(machine)
@@ -227,10 +227,10 @@ def environment(device: torch.device, machine: Mapping[str, Any]) -> dict[str, A
     }
 
 
-def conditions(ranks: Ranks) -> dict[str, Any]:
+def conditions(ranks: Ranks) -> dict[str, object]:
     """Returns this machine's load, and present readings of the GPUs of its ranks from NVML or rocm-smi, if they
     answer."""
-    load: dict[str, Any] = {"load_1min": os.getloadavg()[0]}
+    load: dict[str, object] = {"load_1min": os.getloadavg()[0]}
     if ranks.device.type != "cuda":
         return load
     devices = [torch.device("cuda", index) for index in range(ranks.ranks_per_node)]

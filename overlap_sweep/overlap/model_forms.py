@@ -4,16 +4,20 @@ tests/overlap/test_model_forms.py checks them against transformers' own models. 
 nor another package registers are refused. No torch: configs are transformers'.
 """
 
-from collections.abc import Mapping
+from __future__ import annotations
+
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from overlap_sweep.config import OF_EXPERTS, OF_LATENT_ATTENTION, SIZES
+from overlap_sweep.config import OF_LATENT_ATTENTION, SIZES, Model, ModelLayers, ResolvedModel
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap.models import SIZES_OF
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 HUB_TIMEOUT_S = 1.0
 
@@ -131,54 +135,54 @@ def load_architecture(model_type: str) -> Any:
         ) from error
 
 
-def resolve(model: Mapping[str, Any]) -> dict[str, Any]:
+def resolve(model: Model) -> ResolvedModel:
     """Returns the model with all sizes, with `source=hf` from its Hugging Face config. UserError if one is missing.
 
-    Sizes of operators that the model lacks are None; `instead` has by operator what the model has instead. `layers`
-    has, if not all are dense, their `number` (None: unknown), how many have a `dense_mlp`, and the width of a
-    `shared_expert`.
+    Sizes of operators that the model lacks are None; `instead` has by operator what the model has instead. `layers` is
+    None if all layers are dense.
     """
-    name, names = str(model["name"]), (*SIZES, *OF_EXPERTS, *OF_LATENT_ATTENTION, "num_layers")
-    given = {size: model[size] for size in names if model.get(size) is not None}
-    read, instead = sizes_of(read_hf_config(name), name) if model["source"] == "hf" else _not_dense(model)
-    sizes = read | given
-    if "qkv" not in instead:
-        sizes.setdefault("num_kv_heads", sizes.get("num_attention_heads"))
-        if "head_dim" not in sizes and sizes.get("num_attention_heads") and sizes.get("hidden_size"):
-            sizes["head_dim"] = sizes["hidden_size"] // sizes["num_attention_heads"]
+    given: dict[str, Any] = {name: value for name, value in vars(model).items() if value is not None}
+    read = sizes_of(read_hf_config(model.name), model.name) if model.source == "hf" else _not_dense(model)
+    found = replace(read, **given)
+    if "qkv" not in read.instead:
+        found.num_kv_heads = found.num_kv_heads or found.num_attention_heads
+        if found.head_dim is None and found.num_attention_heads and found.hidden_size:
+            found.head_dim = found.hidden_size // found.num_attention_heads
     # Sizes that the user gives make the operator dense.
-    instead = {operator: has for operator, has in instead.items() if given.keys().isdisjoint(SIZES_OF[operator])}
-    if "layers" in sizes and not given.get("num_dense_layers") and not given.keys().isdisjoint(SIZES_OF["fc1"]):
-        sizes["layers"] = {**sizes["layers"], "dense_mlp": sizes["layers"]["number"]}
-    unsized = {name for operator in instead for name in SIZES_OF[operator]}
-    latent_sizes = [name for name in OF_LATENT_ATTENTION if name != "q_lora_rank"] if sizes.get("kv_lora_rank") else []
-    needed = [*SIZES, *latent_sizes]
-    missing = [name for name in needed if sizes.get(name) is None and name not in unsized]
+    found.instead = {name: has for name, has in read.instead.items() if given.keys().isdisjoint(SIZES_OF[name])}
+    if found.layers and not model.num_dense_layers and not given.keys().isdisjoint(SIZES_OF["fc1"]):
+        found.layers = replace(found.layers, dense_mlp=found.layers.number)
+    unsized = {name for operator in found.instead for name in SIZES_OF[operator]}
+    latent_sizes = [name for name in OF_LATENT_ATTENTION if name != "q_lora_rank"] if found.kv_lora_rank else []
+    needed = [name for name in (*SIZES, *latent_sizes) if name not in unsized]
+    missing = [name for name in needed if getattr(found, name) is None]
     if missing:
-        raise UserError(f"model {model['name']} has no {', '.join(missing)}; give model.{missing[0]}.")
-    sizes |= dict.fromkeys(unsized)
-    plain = sizes["gated_mlp"] is False
-    layer = {"normalization": "LayerNorm" if plain else "RMSNorm", "bias": plain, **sizes}
-    layer |= {name: model[name] for name in ("normalization", "bias") if model.get(name) is not None}
-    return {**model, **layer, **({"instead": instead} if instead else {})}
+        raise UserError(f"model {model.name} has no {', '.join(missing)}; give model.{missing[0]}.")
+    for name in unsized:
+        setattr(found, name, None)
+    plain = found.gated_mlp is False
+    found.normalization = found.normalization or ("LayerNorm" if plain else "RMSNorm")
+    found.bias = plain if found.bias is None else found.bias
+    return found
 
 
-def _not_dense(model: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+def _not_dense(model: Model) -> ResolvedModel:
     """Returns what follows from the given sizes of a model's experts and latent attention, as `sizes_of`."""
-    has_experts, is_latent = bool(model.get("num_experts")), bool(model.get("kv_lora_rank"))
-    if not (has_experts or is_latent):
-        return {}, {}
-    found: dict[str, Any] = {"gated_experts": True} if has_experts else {}
-    number, dense = model.get("num_layers"), model.get("num_dense_layers") or 0
-    shared = model.get("shared_expert_ffn_hidden_size")
-    found["layers"] = {"number": number, "dense_mlp": dense if has_experts else number, "shared_expert": shared}
+    has_experts, is_latent = bool(model.num_experts), bool(model.kv_lora_rank)
     instead = {"qkv": f"{LATENT} {INSTEAD_OF_QKV}"} if is_latent else {}
-    if has_experts and not dense:
+    if has_experts and not model.num_dense_layers:
         instead |= dict.fromkeys(("fc1", "fc2"), EXPERTS)
-    return found, {operator: f"{model['name']} has {has}" for operator, has in instead.items()}
+    number = model.num_layers
+    dense = model.num_dense_layers or 0 if has_experts else number
+    return ResolvedModel(
+        name=model.name,
+        gated_experts=True if has_experts else None,
+        layers=ModelLayers(number, dense, model.shared_expert_ffn_hidden_size) if has_experts or is_latent else None,
+        instead={operator: f"{model.name} has {has}" for operator, has in instead.items()},
+    )
 
 
-def fields_of(config: Any) -> dict[str, Any]:
+def fields_of(config: PreTrainedConfig) -> dict[str, Any]:
     """Returns the fields of a language model's config that differ from every config's defaults, without dropout and
     those that change neither weights nor computation."""
     fields = {**config.to_diff_dict(), "model_type": config.model_type}
@@ -194,7 +198,7 @@ def fields_of(config: Any) -> dict[str, Any]:
     }
 
 
-def read_hf_config(name: str) -> Any:
+def read_hf_config(name: str) -> PreTrainedConfig:
     """Returns the config from a local folder, a config.json, the local Hugging Face cache, or the hub, in this order.
 
     Without a network it fails within seconds; transformers would retry for 23.
@@ -249,9 +253,8 @@ def _find_hf_config(name: str) -> str:
     return name
 
 
-def sizes_of(config: Any, name: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """Returns a language model's sizes and normalization from its config, without the sizes of operators that it lacks,
-    and by such operator what it has instead. `layers` is among the sizes if not all layers are dense.
+def sizes_of(config: PreTrainedConfig, name: str) -> ResolvedModel:
+    """Returns a language model's sizes and normalization from its config, without the sizes of operators that it lacks.
 
     UserError for an unsupported architecture.
     """
@@ -266,33 +269,36 @@ def sizes_of(config: Any, name: str) -> tuple[dict[str, Any], dict[str, str]]:
         )
     number = config.num_hidden_layers
     dense = _dense_mlps(config, form) if form.expert else number
-    sizes = {
-        "hidden_size": config.hidden_size,
-        "num_attention_heads": config.num_attention_heads,
-        "num_layers": number,
-        "normalization": form.normalization,
-    }
+    model = ResolvedModel(
+        name=name,
+        hidden_size=config.hidden_size,
+        num_attention_heads=config.num_attention_heads,
+        num_layers=number,
+        normalization=form.normalization,
+    )
     instead: dict[str, str] = {}
     if form.attention == LATENT:
         instead["qkv"] = f"{LATENT} {INSTEAD_OF_QKV}"
-        sizes |= {ours: getattr(config, theirs) for ours, theirs in _LATENT_FIELDS.items()}
+        for ours, theirs in _LATENT_FIELDS.items():
+            setattr(model, ours, getattr(config, theirs))
     elif form.attention:
         instead |= dict.fromkeys(("qkv", "proj"), f"{form.attention} {INSTEAD_OF_QKV}")
     else:
         heads, even = config.num_attention_heads, config.hidden_size // config.num_attention_heads
-        sizes["num_kv_heads"] = getattr(config, form.kv_heads, None) or heads
-        sizes["head_dim"] = getattr(config, form.head_dim, None) or even
+        model.num_kv_heads = getattr(config, form.kv_heads, None) or heads
+        model.head_dim = getattr(config, form.head_dim, None) or even
     if dense:
-        sizes["ffn_hidden_size"] = _first(config, *form.ffn.split()) or 4 * config.hidden_size
-        sizes["gated_mlp"] = form.gated
+        model.ffn_hidden_size = _first(config, *form.ffn.split()) or 4 * config.hidden_size
+        model.gated_mlp = form.gated
     else:
         instead |= dict.fromkeys(("fc1", "fc2"), EXPERTS)
     if dense < number:
-        sizes |= {**_experts_of(config, form), "num_dense_layers": dense}
+        _add_experts(model, config, form)
+        model.num_dense_layers = dense
     if instead or dense < number:
-        shared = sizes.get("shared_expert_ffn_hidden_size")
-        sizes["layers"] = {"number": number, "dense_mlp": dense, "shared_expert": shared}
-    return sizes, {operator: f"{config.model_type} has {has}" for operator, has in instead.items()}
+        model.layers = ModelLayers(number, dense, model.shared_expert_ffn_hidden_size)
+    model.instead = {operator: f"{config.model_type} has {has}" for operator, has in instead.items()}
+    return model
 
 
 _LATENT_FIELDS = {
@@ -305,7 +311,7 @@ _LATENT_FIELDS = {
 """Fields of latent attention by our names, which are Megatron-Core's."""
 
 
-def _dense_mlps(config: Any, form: Form) -> int:
+def _dense_mlps(config: PreTrainedConfig, form: Form) -> int:
     number = int(config.num_hidden_layers)
     layers = range(number)
     match form.dense:
@@ -324,17 +330,15 @@ def _dense_mlps(config: Any, form: Form) -> int:
     return 0
 
 
-def _experts_of(config: Any, form: Form) -> dict[str, Any]:
+def _add_experts(model: ResolvedModel, config: PreTrainedConfig, form: Form) -> None:
     width = getattr(config, form.expert)
     num_shared = getattr(config, form.num_shared, None) or 0
-    return {
-        "num_experts": _first(config, "n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts"),
-        "experts_per_token": _first(config, "num_experts_per_tok", "moe_topk", "moe_k"),
-        "expert_ffn_hidden_size": width,
-        "shared_expert_ffn_hidden_size": getattr(config, form.shared, None) or num_shared * width or None,
-        "gated_experts": True,
-    }
+    model.num_experts = _first(config, "n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")
+    model.experts_per_token = _first(config, "num_experts_per_tok", "moe_topk", "moe_k")
+    model.expert_ffn_hidden_size = width
+    model.shared_expert_ffn_hidden_size = getattr(config, form.shared, None) or num_shared * width or None
+    model.gated_experts = True
 
 
-def _first(config: Any, *fields: str) -> Any:
+def _first(config: PreTrainedConfig, *fields: str) -> int | None:
     return next((value for field in fields if (value := getattr(config, field, None)) is not None), None)

@@ -11,13 +11,13 @@ shared_experts.py.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
-from overlap_sweep.config import OF_EXPERTS, Model, TensorParallelPoint
+from overlap_sweep.config import OF_EXPERTS, Model, ModelLayers, ResolvedModel, TensorParallelPoint, known
 from overlap_sweep.errors import UserError
-from overlap_sweep.overlap.space import OPERATORS
+from overlap_sweep.overlap.space import LAYER_KINDS, OPERATORS
 
 M = TypeVar("M", bound=Model)
 
@@ -26,9 +26,7 @@ SIZES_OF = {
     **dict.fromkeys(("fc1", "fc2"), ("ffn_hidden_size", "gated_mlp")),
 }
 """Sizes that an operator needs besides those of the whole model."""
-ATTENTION, MLP = ("qkv", "proj"), ("fc1", "fc2")
-_KINDS = {ATTENTION: "multihead_attention", MLP: "layernorm_mlp", (*ATTENTION, *MLP): "transformer_layer"}
-"""Kinds of layer by their operators."""
+ATTENTION, MLP = LAYER_KINDS["multihead_attention"], LAYER_KINDS["layernorm_mlp"]
 WHOLE = "the whole layer"
 _PARTS = {"multihead_attention": "the attention", "layernorm_mlp": "the MLP"}
 
@@ -168,40 +166,46 @@ class KernelShape:
         return None
 
 
-def mixed(model: Mapping[str, Any]) -> str | None:
-    """Returns in how many of its layers the resolved model has experts next to dense ones, in a sentence, or None."""
-    layers = model.get("layers") or {}
-    if not layers.get("dense_mlp") or layers["dense_mlp"] == layers["number"]:
+def mixed(model: ResolvedModel) -> str | None:
+    """Returns in how many of its layers the model has experts next to dense ones, in a sentence, or None."""
+    number, dense = _layers(model)
+    if not dense or dense == number:
         return None
-    others = f"{layers['number'] - layers['dense_mlp']} of {layers['number']}" if layers["number"] else "other"
-    return f"{model['name']} has experts in {others} layers; give model.ffn_hidden_size to make all layers dense"
+    others = f"{number - dense} of {number}" if number else "other"
+    return f"{model.name} has experts in {others} layers; give model.ffn_hidden_size to make all layers dense"
 
 
-def linear_shape(model: Mapping[str, Any], operator: str, tokens: int, tp_size: int) -> LinearShape:
-    """Returns the shape of one operator of a resolved model. UserError if the model has no such operator."""
+def _layers(model: ResolvedModel) -> tuple[int | None, int | None]:
+    """Returns the number of layers, and how many have a dense MLP; None and 0 if all are alike."""
+    layers = model.layers or ModelLayers()
+    return layers.number, layers.dense_mlp
+
+
+def linear_shape(model: ResolvedModel, operator: str, tokens: int, tp_size: int) -> LinearShape:
+    """Returns the shape of one operator of the model. UserError if it has no such operator."""
     if lacking := lacks(model, [operator]):
         raise UserError(f"{lacking}.")
-    hidden, heads = model["hidden_size"], model["num_attention_heads"]
+    hidden, heads = known(model.hidden_size), known(model.num_attention_heads)
     if operator == "qkv":
-        sizes = hidden, (heads + 2 * model["num_kv_heads"]) * model["head_dim"]
+        sizes = hidden, (heads + 2 * known(model.num_kv_heads)) * known(model.head_dim)
     elif operator == "proj":
         # Given, the head's width makes latent attention a dense one.
-        sizes = heads * (model.get("head_dim") or model["v_head_dim"]), hidden
+        sizes = heads * known(model.head_dim or model.v_head_dim), hidden
     elif operator == "fc1":
-        sizes = hidden, model["ffn_hidden_size"] * (2 if model["gated_mlp"] else 1)
+        sizes = hidden, known(model.ffn_hidden_size) * (2 if model.gated_mlp else 1)
     else:
-        sizes = model["ffn_hidden_size"], hidden
+        sizes = known(model.ffn_hidden_size), hidden
     return LinearShape(OPERATORS[operator], tokens, *sizes, tp_size)
 
 
 def operator_shape(point: TensorParallelPoint, operator: str) -> LinearShape:
     """Returns the shape of one operator of a resolved point. UserError if its model has no such operator."""
-    return linear_shape(asdict(point.model), operator, point.workload.tokens, point.tp_size)
+    return linear_shape(point.model, operator, point.workload.tokens, point.tp_size)
 
 
-def lacks(model: Mapping[str, Any], operators: Collection[str] = tuple(OPERATORS)) -> str | None:
-    """Returns why the resolved model lacks one of these operators and what to do, or None."""
-    instead = model.get("instead") or {}
+def lacks(model: ResolvedModel, operators: Collection[str] = tuple(OPERATORS)) -> str | None:
+    """Returns why the model lacks one of these operators and what to do, or None."""
+    instead = model.instead
     for operator in operators:
         if operator in instead:
             left = ",".join(name for name in OPERATORS if name not in instead)
@@ -211,47 +215,62 @@ def lacks(model: Mapping[str, Any], operators: Collection[str] = tuple(OPERATORS
     return None
 
 
-def refusal(model: Mapping[str, Any], operator: str, tokens: int, tp_size: int) -> str | None:
+def refusal(model: ResolvedModel, operator: str, tokens: int, tp_size: int) -> str | None:
     """Returns why the operator cannot run at this TP size, or None."""
     if lacking := lacks(model, [operator]):
         return lacking
-    if operator in ("qkv", "proj") and model["num_attention_heads"] % tp_size:
-        return f"{operator}: {model['num_attention_heads']} attention heads are not divisible by tp_size={tp_size}"
+    heads = known(model.num_attention_heads)
+    if operator in ATTENTION and heads % tp_size:
+        return f"{operator}: {heads} attention heads are not divisible by tp_size={tp_size}"
     if operator == "qkv":
-        heads, kv_heads = model["num_attention_heads"], model["num_kv_heads"]
+        kv_heads = known(model.num_kv_heads)
         if heads % kv_heads:
             return f"qkv: {heads} attention heads are not divisible by {kv_heads} key-value heads"
         if kv_heads % tp_size:
             return f"qkv: {kv_heads} key-value heads are not divisible by tp_size={tp_size}"
     reason = linear_shape(model, operator, tokens, tp_size).refusal()
-    if not reason and operator == "fc1" and model["ffn_hidden_size"] % tp_size:
+    if not reason and operator == "fc1" and known(model.ffn_hidden_size) % tp_size:
         # Both halves of a gated MLP are cut.
-        reason = f"ffn_hidden_size={model['ffn_hidden_size']} is not divisible by tp_size={tp_size}"
+        reason = f"ffn_hidden_size={model.ffn_hidden_size} is not divisible by tp_size={tp_size}"
     return f"{operator}: {reason}" if reason else None
 
 
-def latent_projections(model: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+def layer_refusal(model: ResolvedModel, kind: str, micro_batch_size: int, tokens: int, tp_size: int) -> str | None:
+    """Returns why a layer of this kind cannot be cut for this TP size, or which operator the model lacks, or None."""
+    if tokens % (micro_batch_size * tp_size):
+        return (
+            f"workload.tokens={tokens} is not divisible by layer.micro_batch_size={micro_batch_size} "
+            f"times tp_size={tp_size}"
+        )
+    operators = LAYER_KINDS[kind]
+    if lacking := lacks(model, operators):
+        return lacking
+    return next(filter(None, (refusal(model, operator, tokens, tp_size) for operator in operators)), None)
+
+
+def latent_projections(model: ResolvedModel) -> dict[str, tuple[int, int]]:
     """Returns the inputs and outputs of what latent attention has instead of `qkv`, by Megatron-Core's names; empty
     without latent attention. Every rank has the down-projections, and the `*up_proj` and `q_proj` are column parallel.
     """
-    if not model.get("kv_lora_rank") or "qkv" not in (model.get("instead") or {}):
+    rank = model.kv_lora_rank
+    if not rank or "qkv" not in model.instead:
         return {}
-    hidden, heads, rank = model["hidden_size"], model["num_attention_heads"], model["kv_lora_rank"]
-    rotary, head = model["qk_pos_emb_head_dim"], model["qk_head_dim"]
+    hidden, heads = known(model.hidden_size), known(model.num_attention_heads)
+    rotary, head = known(model.qk_pos_emb_head_dim), known(model.qk_head_dim)
     queries = heads * (head + rotary)
     query_projections = {"q_proj": (hidden, queries)}
-    if q_rank := model.get("q_lora_rank"):
+    if q_rank := model.q_lora_rank:
         query_projections = {"q_down_proj": (hidden, q_rank), "q_up_proj": (q_rank, queries)}
     return {
         **query_projections,
         "kv_down_proj": (hidden, rank + rotary),
-        "kv_up_proj": (rank, heads * (head + model["v_head_dim"])),
+        "kv_up_proj": (rank, heads * (head + known(model.v_head_dim))),
     }
 
 
-def short_name(model: Mapping[str, Any]) -> str:
+def short_name(model: Model) -> str:
     """Returns the model's name without folders."""
-    return str(model["name"]).rstrip("/").removesuffix("/config.json").rsplit("/", 1)[-1]
+    return model.name.rstrip("/").removesuffix("/config.json").rsplit("/", 1)[-1]
 
 
 _TITLES = {"qwen3_30b_a3b": "Qwen3 30B-A3B", "mixtral_8x7b": "Mixtral 8x7B", "deepseek_v3": "DeepSeek-V3"}
@@ -275,13 +294,13 @@ def part(kind: str) -> str:
     return _PARTS.get(kind, WHOLE)
 
 
-def not_overlapped(model: Mapping[str, Any], operator: str) -> str | None:
-    """Returns why Megatron-Core does not overlap an operator of the resolved model, in a sentence, or None.
+def not_overlapped(model: ResolvedModel, operator: str) -> str | None:
+    """Returns why Megatron-Core does not overlap an operator of the model, in a sentence, or None.
 
     A linear whose name is not one of the four operators' turns `tp_comm_overlap` of the whole configuration off. Those
     of latent attention have such names, and are built after the first layer's proj and before its MLP.
     """
-    instead = (model.get("instead") or {}).get(operator)
+    instead = model.instead.get(operator)
     latent = latent_projections(model)
     if instead and operator in MLP:
         return f"{operator}: {instead}, and Megatron-Core runs the experts' GEMMs without overlap"
@@ -301,34 +320,33 @@ def not_overlapped(model: Mapping[str, Any], operator: str) -> str | None:
     )
 
 
-def layers_with(model: Mapping[str, Any]) -> dict[str, int]:
-    """Returns the operators of the resolved model, each with the number of layers that have it; with 1 if all layers
+def layers_with(model: ResolvedModel) -> dict[str, int]:
+    """Returns the operators of the model, each with the number of layers that have it; with 1 if all layers
     are alike or their number is unknown."""
-    layers = model.get("layers") or {}
-    number, dense = (layers["number"], layers["dense_mlp"]) if layers.get("number") else (1, 1)
-    return {operator: number if operator in ATTENTION else dense for operator in _operators_of(model)}
+    number, dense = _layers(model)
+    if not number:
+        number, dense = 1, 1
+    return {operator: number if operator in ATTENTION else dense or 0 for operator in _operators_of(model)}
 
 
-def kind_to_prove(model: Mapping[str, Any]) -> str | None:
-    """Returns the kind of layer on which settings of the resolved model's operators are proven: what most of its layers
-    have of a dense one. None if that is less than attention or MLP."""
-    operators, layers = _operators_of(model), model.get("layers") or {}
-    if operators == tuple(OPERATORS) and layers.get("number") and 2 * layers["dense_mlp"] < layers["number"]:
+def kind_to_prove(model: ResolvedModel) -> str | None:
+    """Returns the kind of layer on which settings of the model's operators are proven: what most of its layers have of
+    a dense one. None if that is less than attention or MLP."""
+    operators, (number, dense) = _operators_of(model), _layers(model)
+    if operators == tuple(OPERATORS) and number and 2 * (dense or 0) < number:
         operators = ATTENTION
-    return _KINDS.get(operators)
+    return next((kind for kind, own in LAYER_KINDS.items() if own == operators and len(own) > 1), None)
 
 
-def _operators_of(model: Mapping[str, Any]) -> tuple[str, ...]:
-    instead = model.get("instead") or {}
-    return tuple(operator for operator in OPERATORS if operator not in instead)
+def _operators_of(model: ResolvedModel) -> tuple[str, ...]:
+    return tuple(operator for operator in OPERATORS if operator not in model.instead)
 
 
-def applies_to(model: Mapping[str, Any], operators: Collection[str]) -> list[str]:
+def applies_to(model: ResolvedModel, operators: Collection[str]) -> list[str]:
     """Returns which layers settings of these operators apply to, in sentences; empty if all layers are alike."""
-    layers = model.get("layers")
-    if not layers:
+    if not model.layers:
         return []
-    number, dense = layers["number"], layers["dense_mlp"]
+    number, dense = _layers(model)
     found = []
     for part_name, own, count in (("attention", ATTENTION, number), ("dense MLP", MLP, dense)):
         if measured := ", ".join(operator for operator in own if operator in operators):
@@ -337,11 +355,11 @@ def applies_to(model: Mapping[str, Any], operators: Collection[str]) -> list[str
             found.append(f"Applies to the {part_name} ({measured}) of {layers_in_words}.")
     if dense != number:
         found.append("Megatron-Core runs the experts' GEMMs without overlap, whatever the file has.")
-        if width := layers["shared_expert"]:
+        if width := model.layers.shared_expert:
             found.append(
                 "Shared experts take the slots fc1_fprop, fc2_fprop and fc2_dgrad, which were not measured with their "
                 f"width of {width}; Megatron-LM's --moe-shared-expert-overlap takes them out."
             )
-    if "linear attention" in (model.get("instead") or {}).get("qkv", ""):
+    if "linear attention" in model.instead.get("qkv", ""):
         found.append("Linear attention takes the slots of fc1 and fc2 too, which were not measured with its sizes.")
     return found

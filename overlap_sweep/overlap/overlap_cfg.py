@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
-from typing import Any
 
 import yaml
 
@@ -30,6 +29,17 @@ SWITCH_DEFAULTS = {
 }
 """Megatron-Core's defaults, except the first: without it nothing overlaps and no such file is read."""
 
+MEGATRON_NAMES = {
+    f"ub_{name}": f"tp_comm_{name}"
+    for name in ("overlap_ag", "overlap_rs", "overlap_rs_dgrad", "bulk_dgrad", "bulk_wgrad")
+}
+"""Megatron-Core's switches by those of Transformer Engine's layers, which have the same defaults."""
+SWITCHES_OF_PARALLEL = {
+    "column": ("ub_overlap_ag", "ub_overlap_rs_dgrad", "ub_bulk_dgrad", "ub_bulk_wgrad"),
+    "row": ("ub_overlap_ag", "ub_overlap_rs"),
+}
+"""Switches that a linear operator has."""
+
 FLAGS = {
     "tp_comm_overlap": "--tp-comm-overlap",
     "tp_comm_overlap_ag": "--disable-tp-comm-overlap-ag",
@@ -47,6 +57,8 @@ FILE = "file:"
 """Prefix of the name of a variant that is configured by a file; the path follows."""
 ASYNC_TP_BACKEND = "symm_mem"
 """The backend whose default overlap is PyTorch's async TP."""
+USERBUFFER_BACKENDS = ("transformer_engine", "megatron")
+"""The backends whose settings Megatron-LM can run."""
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 CUBLASMP = "with_cublasmp=True"
@@ -121,7 +133,7 @@ def text(config: OverlapConfig) -> str:
     return "".join(f"# {line}\n" for line in head) + yaml.safe_dump(config.slots, sort_keys=False)
 
 
-def _mistake(slots: Mapping[str, Mapping[str, Any]]) -> str | None:
+def _mistake(slots: Mapping[str, space.Setting]) -> str | None:
     """Returns what is wrong with a file's slots, knobs or values, or None."""
     for slot, setting in slots.items():
         if slot not in space.SLOTS:
@@ -134,17 +146,17 @@ def _mistake(slots: Mapping[str, Mapping[str, Any]]) -> str | None:
     return None
 
 
-def slots_refusal(slots: Mapping[str, Mapping[str, Any]]) -> str | None:
+def slots_refusal(slots: Mapping[str, space.Setting]) -> str | None:
     """Returns why Transformer Engine would not take these slots, or None."""
     if reason := methods_refusal(slots):
         return reason
     for slot, setting in slots.items():
-        if (num_sm := setting.get("num_sm", 0)) > space.USERBUFFERS_MOST_SMS:
+        if (num_sm := space.num_sm_of(setting)) > space.USERBUFFERS_MOST_SMS:
             return f"{slot}: num_sm={num_sm} is more than the {space.USERBUFFERS_MOST_SMS} that userbuffers support"
     return None
 
 
-def methods_refusal(slots: Mapping[str, Mapping[str, Any]]) -> str | None:
+def methods_refusal(slots: Mapping[str, space.Setting]) -> str | None:
     """Returns why no library could overlap these slots by these methods, or None."""
     for slot, setting in slots.items():
         method = setting.get("method")
@@ -177,7 +189,7 @@ def methods_allowed(switches: Mapping[str, bool]) -> dict[str, frozenset[str]]:
     return allowed
 
 
-def scatters_dgrad(slots: Mapping[str, Mapping[str, Any]]) -> bool:
+def scatters_dgrad(slots: Mapping[str, space.Setting]) -> bool:
     """Returns whether any dgrad overlaps the reduce-scatter of its own output instead of an all-gather in bulk."""
     return any(space.scatters_dgrad(operator, slots) for operator in space.OPERATORS)
 
@@ -278,3 +290,22 @@ def without_folders(variants: Iterable[str]) -> dict[str, str]:
     short = {one: FILE + PurePath(one.removeprefix(FILE)).name if one.startswith(FILE) else one for one in variants}
     count = Counter(short.values())
     return {variant: name if count[name] == 1 else variant for variant, name in short.items()}
+
+
+def operator_switches(operator: str, purpose: str, settings: Mapping[str, space.Setting]) -> dict[str, bool]:
+    """Returns the switches of one operator's layer: for purpose `point` on for its slots in
+    `settings`, for `default` at their default, else off."""
+    names = SWITCHES_OF_PARALLEL[space.OPERATORS[operator]]
+    if purpose == "default":
+        return {name: SWITCH_DEFAULTS[MEGATRON_NAMES[name]] for name in names}
+    if purpose != "point":
+        return dict.fromkeys(names, False)
+    method = {phase: settings.get(space.slot(operator, phase), {}).get("method") for phase in space.PHASES}
+    if space.OPERATORS[operator] == "row":
+        return {"ub_overlap_ag": bool(method["dgrad"]), "ub_overlap_rs": bool(method["fprop"])}
+    return {
+        "ub_overlap_ag": bool(method["fprop"]),
+        "ub_overlap_rs_dgrad": method["dgrad"] in ("ring_exchange", "pipeline"),
+        "ub_bulk_dgrad": method["dgrad"] == "bulk",
+        "ub_bulk_wgrad": method["wgrad"] == "bulk",
+    }

@@ -4,11 +4,10 @@ As in Transformer Engine 2.20: sizes in pytorch/utils.py, pytorch/csrc/quantizer
 gathers in pytorch/distributed.py, overlap in pytorch/module/base.py and common/comm_gemm_overlap.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from overlap_sweep.overlap.models import LinearShape
+from overlap_sweep.overlap.space import Setting, method_of
 
 
 @dataclass(frozen=True)
@@ -63,9 +62,9 @@ class Recipe:
             )
         return None
 
-    def overlap_refusal(self, slot: str, setting: Mapping[str, Any], shape: LinearShape) -> str | None:
+    def overlap_refusal(self, slot: str, setting: Setting, shape: LinearShape) -> str | None:
         """Returns why userbuffers cannot overlap a slot by its method in this format, or None."""
-        phase, method = slot.partition("_")[2], setting["method"]
+        phase, method = slot.partition("_")[2], method_of(setting)
         if self.without_overlap and (phase, method) not in self.overlapped:
             return self.without_overlap
         for name, size in _chunk(phase, method, shape).items():

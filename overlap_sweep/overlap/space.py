@@ -7,15 +7,22 @@ communication that the slot carries decides which methods it takes.
 import re
 import reprlib
 from collections.abc import Mapping
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
 
 from overlap_sweep.config import MOST_SMS, TensorParallelPoint
 
 OPERATORS = {"qkv": "column", "proj": "row", "fc1": "column", "fc2": "row"}
 """The linear operators of a transformer layer, column or row parallel."""
 
-LAYER_KINDS = ("linear", "layernorm_linear", "layernorm_mlp", "multihead_attention", "transformer_layer")
-"""Kinds of layers that are made of these operators."""
+LAYER_KINDS: Mapping[str, tuple[str, ...]] = {
+    "linear": ("proj",),
+    "layernorm_linear": ("qkv",),
+    "layernorm_mlp": ("fc1", "fc2"),
+    "multihead_attention": ("qkv", "proj"),
+    "transformer_layer": tuple(OPERATORS),
+}
+"""Kinds of layers that are made of these operators, with those that each has."""
 MOE_KIND = "moe"
 """The layer with a mixture of experts in the place of the MLP."""
 
@@ -24,12 +31,22 @@ PASSES = ("fwd", "bwd")
 PASS_OF_PHASE = {"fprop": "fwd", "dgrad": "bwd", "wgrad": "bwd"}
 """The pass whose time a phase's setting changes: dgrad and wgrad can only be timed together."""
 
-METHODS = ("none", "bulk", "ring_exchange", "pipeline")
-
-KNOBS = (
-    *("num_sm", "aggregate", "num_splits", "cga_size", "set_sm_margin", "use_ce", "atomic_gemm", "fp8_buf"),
-    *("comm_priority", "gemm_priority", "pipeline_rs_overlap_first_gemm"),
-)
+_OVERLAPS = ("bulk", "ring_exchange", "pipeline")
+METHODS = ("none", *_OVERLAPS)
+KNOBS: Mapping[str, tuple[str, ...]] = {
+    "num_sm": _OVERLAPS,
+    "aggregate": ("ring_exchange",),
+    "num_splits": ("pipeline",),
+    "cga_size": _OVERLAPS,
+    "set_sm_margin": _OVERLAPS,
+    "use_ce": ("ring_exchange",),
+    "atomic_gemm": ("ring_exchange", "pipeline"),
+    "fp8_buf": ("ring_exchange", "pipeline"),
+    "comm_priority": _OVERLAPS,
+    "gemm_priority": _OVERLAPS,
+    "pipeline_rs_overlap_first_gemm": ("pipeline",),
+}
+"""The knobs, with the methods that each belongs to."""
 MOST_OF = {"num_sm": MOST_SMS, "num_splits": 1024, "cga_size": 16}
 COUNTS = tuple(MOST_OF)
 """The knobs that are positive integers."""
@@ -48,19 +65,6 @@ _METHODS_OF_PHASE = {
     ("row", "wgrad"): (),
 }
 
-_KNOBS_OF_METHOD = {
-    "none": (),
-    "bulk": ("num_sm", "cga_size", "set_sm_margin", *PRIORITIES),
-    "ring_exchange": (
-        *("num_sm", "aggregate", "cga_size", "set_sm_margin", "use_ce", "atomic_gemm", "fp8_buf"),
-        *PRIORITIES,
-    ),
-    "pipeline": (
-        *("num_sm", "num_splits", "cga_size", "set_sm_margin", "atomic_gemm", "fp8_buf"),
-        *(*PRIORITIES, "pipeline_rs_overlap_first_gemm"),
-    ),
-}
-
 _NEED_OF_KNOB = {
     "aggregate": "needs an all-gather in chunks",
     "fp8_buf": "needs a reduce-scatter that can be in FP8",
@@ -71,8 +75,45 @@ _USUAL = {"gemm_priority": 0, "pipeline_rs_overlap_first_gemm": False}
 """Knobs at the value that userbuffers give them if they are left out. Settings leave them out, so that a setting is the
 same as before there were these knobs."""
 
-Setting = dict[str, Any]
+KnobValue = bool | int | str
+"""The value of a knob, or a method."""
+Setting = dict[str, KnobValue]
 """The setting of one slot: `method` and the knobs that apply to it. Slots without overlap have none."""
+Asked = Mapping[str, KnobValue | None]
+"""What a point asks of a slot; null: the default of a knob, or one that the backend lacks."""
+
+
+def method_of(setting: Asked) -> str:
+    """Returns the setting's method; `none` if it names none."""
+    return str(setting.get("method", "none"))
+
+
+def num_sm_of(setting: Setting) -> int:
+    """Returns the SMs of the setting's communication; 0 if it names none."""
+    return int(setting.get("num_sm", 0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlotSetting:
+    """A setting's method and knobs as attributes; None: left to the library, and without overlap all of them."""
+
+    method: str | None = None
+    num_sm: int | None = None
+    aggregate: bool | None = None
+    num_splits: int | None = None
+    cga_size: int | None = None
+    set_sm_margin: bool | None = None
+    use_ce: bool | None = None
+    atomic_gemm: bool | None = None
+    fp8_buf: bool | None = None
+    comm_priority: int | None = None
+    gemm_priority: int | None = None
+    pipeline_rs_overlap_first_gemm: bool | None = None
+
+    @classmethod
+    def of(cls, setting: Mapping[str, Any]) -> Self:
+        """Returns those of a setting, which may have further keys."""
+        return cls(**{name: value for name, value in setting.items() if name in ("method", *KNOBS)})
 
 
 class Requested(Protocol):
@@ -81,7 +122,7 @@ class Requested(Protocol):
     operator: str
     phase: str
     method: str
-    phases: Any
+    phases: Mapping[str, Asked] | None
 
 
 class OperatorPoint(Requested, TensorParallelPoint, Protocol):
@@ -123,7 +164,7 @@ def knobs_of(operator: str, phase: str, method: str) -> tuple[str, ...]:
     # Transformer Engine 2.20 ignores the knob there.
     if gathers(operator, phase, method) or (phase, method) == ("dgrad", "ring_exchange"):
         absent.add("fp8_buf")
-    return tuple(knob for knob in _KNOBS_OF_METHOD[method] if knob not in absent)
+    return tuple(knob for knob, methods in KNOBS.items() if method in methods and knob not in absent)
 
 
 def settings(point: Requested) -> dict[str, Setting]:
@@ -135,14 +176,15 @@ def settings(point: Requested) -> dict[str, Setting]:
     return slots_of(point.operator, requested_by_phase(point))
 
 
-def slots_of(operator: str, by_phase: Mapping[str, Mapping[str, Any]]) -> dict[str, Setting]:
+def slots_of(operator: str, by_phase: Mapping[str, Asked]) -> dict[str, Setting]:
     """Returns the settings of the operator's slots that take what is requested by phase, with the knobs that have an
     effect."""
     slots = {}
     for phase, requested in by_phase.items():
-        method = requested["method"]
+        method = method_of(requested)
         if method in methods_of(operator, phase):
-            knobs = {k: requested[k] for k in knobs_of(operator, phase, method) if requested.get(k) is not None}
+            asked = ((knob, requested.get(knob)) for knob in knobs_of(operator, phase, method))
+            knobs = {knob: value for knob, value in asked if value is not None}
             slots[slot(operator, phase)] = without_usual({"method": method, **knobs})
     return slots
 
@@ -152,7 +194,7 @@ def without_usual(setting: Setting) -> Setting:
     return {name: value for name, value in setting.items() if name not in _USUAL or value != _USUAL[name]}
 
 
-def requested_by_phase(point: Requested) -> dict[str, Setting]:
+def requested_by_phase(point: Requested) -> dict[str, Asked]:
     """Returns the requested method and knobs by phase, valid or not."""
     if point.phases:
         return {phase: point.phases[phase] for phase in PHASES if phase in point.phases}
@@ -160,7 +202,7 @@ def requested_by_phase(point: Requested) -> dict[str, Setting]:
     return dict.fromkeys(PHASES if point.phase == "all" else (point.phase,), setting)
 
 
-def phases_mistake(phases: Any) -> str | None:
+def phases_mistake(phases: object) -> str | None:
     """Returns what is wrong with a point's `phases`, or None."""
     if not isinstance(phases, Mapping) or not phases:
         return f"phases={phases} is not a map; give one such as phases={{fprop: {{method: ring_exchange}}}}"
@@ -173,7 +215,7 @@ def phases_mistake(phases: Any) -> str | None:
     return None
 
 
-def setting_mistake(setting: Mapping[str, Any], name: str, *, in_file: bool = False) -> str | None:
+def setting_mistake(setting: Mapping[str, object], name: str, *, in_file: bool = False) -> str | None:
     """Returns what is wrong with the values of a setting, or None. In files none is null, but flags may be 0 and 1, and
     there may be Transformer Engine's `is_reduce_scatter`."""
     if setting.get("method", "none") not in METHODS:
@@ -184,8 +226,8 @@ def setting_mistake(setting: Mapping[str, Any], name: str, *, in_file: bool = Fa
         if knob == "method" or (value is None and not in_file):
             continue
         is_number = knob in NUMBERS
-        is_of_type = isinstance(value, int) and (isinstance(value, bool) != is_number or (in_file and not is_number))
-        if not (is_of_type and is_possible(knob, value)):
+        is_of_type = isinstance(value, bool) != is_number or (in_file and not is_number)
+        if not (isinstance(value, int) and is_of_type and is_possible(knob, value)):
             valid = "an integer of at least 1" if knob in COUNTS else "true or false"
             valid = f"an integer from {HIGHEST_PRIORITY} to 0" if knob in PRIORITIES else valid
             # With YAML aliases a short file can hold a huge value.
@@ -202,7 +244,7 @@ def is_possible(knob: str, value: int) -> bool:
 def refusal(point: OperatorPoint) -> str | None:
     """Returns why the point is invalid on any backend, or None."""
     operator, slots, requested = point.operator, settings(point), requested_by_phase(point)
-    methods = {phase: setting["method"] for phase, setting in requested.items() if setting["method"] != "none"}
+    methods = {phase: method for phase, setting in requested.items() if (method := method_of(setting)) != "none"}
     if not methods:
         return None
     if point.tp_size == 1:
@@ -218,18 +260,18 @@ def refusal(point: OperatorPoint) -> str | None:
         return reason
     for knob, need in _NEED_OF_KNOB.items():
         if any(r.get(knob) for r in requested.values()) and not any(knob in setting for setting in slots.values()):
-            used = ", ".join(dict.fromkeys(setting["method"] for setting in slots.values()))
+            used = ", ".join(dict.fromkeys(map(method_of, slots.values())))
             return f"{knob} {need}; {used} on {', '.join(slots)} has none"
     return None
 
 
-def scatters_dgrad(operator: str, slots: Mapping[str, Mapping[str, Any]]) -> bool:
+def scatters_dgrad(operator: str, slots: Mapping[str, Setting]) -> bool:
     """Returns whether the operator's dgrad overlaps the reduce-scatter of its own output, not an all-gather in bulk."""
-    method = slots.get(slot(operator, "dgrad"), {}).get("method")
-    return OPERATORS[operator] == "column" and method is not None and not gathers(operator, "dgrad", method)
+    method = method_of(slots.get(slot(operator, "dgrad"), {}))
+    return OPERATORS[operator] == "column" and method != "none" and not gathers(operator, "dgrad", method)
 
 
-def wgrad_refusal(operator: str, slots: Mapping[str, Mapping[str, Any]]) -> str | None:
+def wgrad_refusal(operator: str, slots: Mapping[str, Setting]) -> str | None:
     """Returns why the operator's wgrad and dgrad settings exclude each other, or None."""
     if scatters_dgrad(operator, slots) and slot(operator, "wgrad") in slots:
         method = slots[slot(operator, "dgrad")]["method"]
@@ -274,11 +316,11 @@ _SHORT_KNOBS = {
 }
 
 
-def setting_name(setting: Mapping[str, Any] | None) -> str:
+def setting_name(setting: Setting | None) -> str:
     """Returns the name of a setting: `none`, `bulk_sm4`, `ring_agg0`, `pipeline_sm8_split4`."""
-    if not setting or setting["method"] == "none":
+    if not setting or (method := method_of(setting)) == "none":
         return "none"
-    parts = [setting["method"].removesuffix("_exchange")]
+    parts = [method.removesuffix("_exchange")]
     parts += [f"{short}{int(setting[knob])}" for knob, short in _SHORT_KNOBS.items() if setting.get(knob) is not None]
     return "_".join(parts)
 
@@ -303,7 +345,7 @@ def setting_of(name: str) -> Setting | None:
     return setting
 
 
-USERBUFFERS_DEFAULTS: dict[str, dict[str, Any]] = {
+USERBUFFERS_DEFAULTS: dict[str, Setting] = {
     "none": {},
     "bulk": {"cga_size": 2, "set_sm_margin": True},
     "ring_exchange": {"aggregate": False, "cga_size": 1, "set_sm_margin": False, "use_ce": True},
@@ -336,26 +378,26 @@ USERBUFFERS_RANKS = (2, 4, 8)
 exchange copies between neighbours and works with any size."""
 
 
-def brief_name(setting: Mapping[str, Any] | None) -> str:
+def brief_name(setting: Setting | None) -> str:
     """Returns the short name of a setting, without the knobs at the method's defaults."""
     if not setting:
         return "none"
-    usual = USERBUFFERS_DEFAULTS[setting["method"]]
+    usual = USERBUFFERS_DEFAULTS[method_of(setting)]
     always = ("method", "aggregate", "num_splits")
     return setting_name({name: v for name, v in setting.items() if name in always or usual.get(name) != v})
 
 
-def absent_knobs(backend: str | None, setting: Mapping[str, Any]) -> set[str]:
+def absent_knobs(backend: str | None, *, aggregate: object) -> set[str]:
     """Returns the knobs set by default (num_sm, aggregate=false) that the backend lacks: they change neither the point
     nor its name."""
     if backend != "symm_mem":
         return set()
-    return {"num_sm"} if setting.get("aggregate") else {"num_sm", "aggregate"}
+    return {"num_sm"} if aggregate else {"num_sm", "aggregate"}
 
 
 def without_idle_knobs(setting: Setting) -> Setting:
     """Returns the setting with knobs without effect at their defaults, so that equivalent settings are equal."""
-    by_copy_engines = setting["method"] == "ring_exchange" and setting.get("use_ce")
+    by_copy_engines = method_of(setting) == "ring_exchange" and setting.get("use_ce")
     return without_usual({**setting, "num_sm": 1} if by_copy_engines else setting)
 
 
@@ -363,6 +405,6 @@ def settings_name(settings: Mapping[str, Setting]) -> str:
     """Returns the name of one pass's settings: `none`, `ring_agg0`, `dgrad bulk_sm4`, or for two slots
     `dgrad bulk_sm4 + wgrad bulk_sm2`. The phase is included if the setting could belong to either slot of the pass.
     """
-    if len(settings) < 2 and not any(setting["method"] == "bulk" for setting in settings.values()):
+    if len(settings) < 2 and "bulk" not in map(method_of, settings.values()):
         return next(map(brief_name, settings.values()), "none")
     return " + ".join(f"{slot.partition('_')[2]} {brief_name(setting)}" for slot, setting in settings.items())

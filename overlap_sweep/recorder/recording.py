@@ -80,7 +80,7 @@ class Recording(msgspec.Struct, kw_only=True):
     """A sentence for each thing that could not be recorded."""
 
 
-def recording_file(rank: int) -> str:
+def recording_file(rank: int | Literal["*"]) -> str:
     return f"job_rank{rank}.json"
 
 
@@ -115,7 +115,7 @@ def write_recording(directory: Path, recording: Recording) -> Path:
 def read_recordings(directory: Path) -> list[Recording]:
     """Returns the recordings in a folder, by rank. UserError if one cannot be read."""
     found = []
-    for path in directory.glob(recording_file("*")):  # type: ignore[arg-type]
+    for path in directory.glob(recording_file("*")):
         try:
             found.append(msgspec.json.decode(path.read_bytes(), type=Recording))
         except (OSError, msgspec.DecodeError, msgspec.ValidationError) as error:

@@ -1,12 +1,18 @@
 """Recognises training steps in the sequence of optimizers' calls."""
 
+from __future__ import annotations
+
 import heapq
 import itertools
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from overlap_sweep.trace import smallest_period
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.optim import Optimizer
 
 LONGEST_CYCLE = 4096
 """Calls that are looked at for what repeats. Where nothing does, every call is a search."""
@@ -40,7 +46,7 @@ class StepCalls:
     def per_step(self) -> int:
         return self._given or len(self._cycle)
 
-    def add(self, optimizer: Any) -> bool:
+    def add(self, optimizer: Optimizer) -> bool:
         """Counts a call, and returns whether it ended a step. Between steps every line of Python counts."""
         place = self._place
         if self._given is None:
@@ -61,7 +67,7 @@ class StepCalls:
         self._place = place
         return False
 
-    def _fits(self, key: Key, optimizer: Any, parameter: Any) -> bool:
+    def _fits(self, key: Key, optimizer: Optimizer, parameter: Tensor | None) -> bool:
         """Returns whether a call of another key is what the cycle expects. If it is not, the cycle is another one."""
         party = self._parties.number(optimizer, parameter)
         if self._cycle and self._cycle[self._place] == party:
@@ -94,11 +100,11 @@ class _Parties:
     """
 
     def __init__(self) -> None:
-        self._numbers: dict[tuple[int, int], int] = {}
+        self._numbers: dict[Key, int] = {}
         self._free: list[int] = []
         self._new = itertools.count()
 
-    def number(self, optimizer: Any, parameter: Any) -> int:
+    def number(self, optimizer: Optimizer, parameter: Tensor | None) -> int:
         key = id(optimizer), id(parameter)
         if key not in self._numbers:
             self._numbers[key] = heapq.heappop(self._free) if self._free else next(self._new)
@@ -107,6 +113,6 @@ class _Parties:
                     weakref.finalize(each, self._forget, key).atexit = False
         return self._numbers[key]
 
-    def _forget(self, key: tuple[int, int]) -> None:
+    def _forget(self, key: Key) -> None:
         if (number := self._numbers.pop(key, None)) is not None:
             heapq.heappush(self._free, number)

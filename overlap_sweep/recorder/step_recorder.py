@@ -16,17 +16,18 @@ import traceback
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from overlap_sweep.recorder.recording import (
-    STEPS_FILE,
-    Recording,
-    Wanted,
-    wanted_from,
-    write_recording,
-)
+from overlap_sweep.errors import first_line
+from overlap_sweep.recorder.recording import STEPS_FILE, Recording, Wanted, wanted_from, write_recording
 from overlap_sweep.recorder.step_calls import StepCalls
 from overlap_sweep.startup.sitecustomize import NEEDED, say
+
+if TYPE_CHECKING:
+    import torch
+    from torch.optim import Optimizer
+
+    from overlap_sweep.recorder.step_trace import StepTrace
 
 MOST_CHANGES = 10
 """Changes of what makes up a step after which the sentence at its end asks for job.optimizer_steps."""
@@ -77,7 +78,7 @@ class GpuClock:
         self._cuda = sys.modules["torch"].cuda
         self._stream = self._cuda.current_stream()
         self._unused = [self._cuda.Event(enable_timing=True) for _ in range(marks)]
-        self._marked: list[Any] = []
+        self._marked: list[torch.cuda.Event] = []
         self._has_moved = False
         for event in self._unused:
             # torch makes CUDA's event when it is first recorded.
@@ -105,7 +106,7 @@ class GpuClock:
                 last.synchronize()
             times_us = [start.elapsed_time(end) * 1e3 for start, end in pairwise(self._marked)]
         except RuntimeError as error:
-            return [], f"The GPU's times could not be read ({_line(error)})."
+            return [], f"The GPU's times could not be read ({first_line(error)})."
         if any(time_us <= 0 for time_us in times_us):
             return [], "The GPU had nothing to do in some steps, so only the host's times are known."
         return times_us, ""
@@ -139,7 +140,7 @@ class StepRecorder:
         self._marked_by: Literal["optimizer", "step"] = "optimizer"
         self._ends = 0
         self._has_begun = False
-        self._trace: Any = None
+        self._trace: StepTrace | None = None
         self._drop()
 
     def _drop(self) -> None:
@@ -151,7 +152,7 @@ class StepRecorder:
         self._clock: GpuClock | None = None
         self._peak_memory_gb: float | None = None
 
-    def after_optimizer(self, optimizer: Any) -> None:
+    def after_optimizer(self, optimizer: Optimizer) -> None:
         """Counts a call. An optimizer within another counts like one beside it."""
         if self.is_over or self._marked_by == "step":
             return
@@ -236,7 +237,7 @@ class StepRecorder:
         trace, self._trace = self._trace, None
         self._write(trace)
 
-    def _write(self, trace: Any = None) -> None:
+    def _write(self, trace: StepTrace | None = None) -> None:
         # Imported here and below, for their 0.2 s, which the first step would wait for.
         from overlap_sweep.results.run_directory import trace_file
 
@@ -260,7 +261,7 @@ class StepRecorder:
         )
         write_recording(directory, recording)
 
-    def _writes(self, trace: Any, path: Path) -> bool:
+    def _writes(self, trace: StepTrace, path: Path) -> bool:
         from overlap_sweep.recorder.step_trace import NoTrace
 
         try:
@@ -268,7 +269,7 @@ class StepRecorder:
         except NoTrace as error:
             self._problem(str(error))
         except (OSError, RuntimeError) as error:
-            self._problem(f"The trace could not be written to {path} ({_line(error)}).")
+            self._problem(f"The trace could not be written to {path} ({first_line(error)}).")
         else:
             return True
         return False
@@ -280,11 +281,11 @@ class StepRecorder:
         # What went wrong between both clocks has left one of them a time ahead.
         return times_us if len(times_us) + 1 == len(self._ends_s) else []
 
-    def _environment(self) -> dict[str, Any]:
+    def _environment(self) -> dict[str, object]:
         from overlap_sweep.results.identity import packages
 
         torch = sys.modules.get("torch")
-        found: dict[str, Any] = {"packages": packages()}
+        found: dict[str, object] = {"packages": packages()}
         if torch is None:
             return found
         found["torch"] = str(torch.__version__)
@@ -294,7 +295,7 @@ class StepRecorder:
             return environment(torch.device("cpu" if self._clock is None else "cuda"), found)
         except Exception as error:
             # The times are worth more than what they were measured on.
-            self._problem(f"The GPU could not be described ({type(error).__name__}: {_line(error)}).")
+            self._problem(f"The GPU could not be described ({type(error).__name__}: {first_line(error)}).")
             return found
 
     def _problem(self, sentence: str) -> None:
@@ -305,7 +306,7 @@ class StepRecorder:
         """Prints the error, and records the steps that were timed before it."""
         self.is_over = True
         say("".join(traceback.format_exception(error)))
-        self._end_early(f"Recording ended with an error ({type(error).__name__}: {_line(error)}).")
+        self._end_early(f"Recording ended with an error ({type(error).__name__}: {first_line(error)}).")
 
     def at_exit(self) -> None:
         """Records the steps that were timed, if the script ends before the last one."""
@@ -339,7 +340,3 @@ def _rank_by_environment() -> tuple[int, int]:
         if rank in os.environ and world_size in os.environ:
             return int(os.environ[rank]), int(os.environ[world_size])
     return 0, 1
-
-
-def _line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -6,7 +6,10 @@ Two profilers at once end a process by a segmentation fault (torch 2.13), so one
 import gc
 import sys
 from pathlib import Path
-from typing import Any
+
+import torch
+from torch._C._profiler import _ExperimentalConfig
+from torch.profiler import ProfilerAction, ProfilerActivity, profile, record_function
 
 from overlap_sweep.results.run_directory import write_trace
 
@@ -28,10 +31,6 @@ class StepTrace:
 
     def __init__(self, steps: int, *, on_gpu: bool) -> None:
         """NoTrace if nothing can be profiled."""
-        import torch
-        from torch._C._profiler import _ExperimentalConfig
-        from torch.profiler import ProfilerActivity, profile
-
         if torch.version.hip:
             raise NoTrace(ON_ROCM)
         if _other_profiler(steps + 3):
@@ -39,7 +38,7 @@ class StepTrace:
         self._steps = steps
         self.ends = 0
         """Ends of steps so far."""
-        self._range: Any = None
+        self._range: record_function | None = None
         self._profiler = profile(
             activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])],
             # Sizes of gloo's messages; NCCL's are in the trace without it.
@@ -54,8 +53,6 @@ class StepTrace:
 
     def end_of_step(self) -> bool:
         """Returns whether all has been recorded, or lost."""
-        from torch.profiler import record_function
-
         if self._has_lost():
             return True
         if self._range is not None:
@@ -98,22 +95,17 @@ class StepTrace:
         return self._is_lost
 
 
-_left_open: list[Any] = []
+_left_open: list[record_function | None] = []
 """Ranges that live until the process ends: their end would write into what is gone."""
 
 
 def _count_profilers() -> int:
     """Returns a number that is another one when a profiler has been made: every object refers to its class."""
-    import torch
-
     return sys.getrefcount(torch.autograd.profiler.profile)
 
 
-def _other_profiler(steps: int, besides: Any = None) -> bool:
+def _other_profiler(steps: int, besides: profile | None = None) -> bool:
     """Returns whether the script's own profiler runs, or will within the next steps by its schedule."""
-    import torch
-    from torch.profiler import ProfilerAction, profile
-
     if besides is None and torch.autograd._profiler_enabled():
         return True
     ours = (besides, getattr(besides, "profiler", None))

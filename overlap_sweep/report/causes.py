@@ -16,10 +16,9 @@ from overlap_sweep.report.diagnosis import FINDINGS, NODE_TIMES, between_nodes_i
 from overlap_sweep.report.numbers import as_us
 from overlap_sweep.report.section import Exhibit
 from overlap_sweep.report.table import Listing, PointRow, Row, RowText, Table, item
-from overlap_sweep.results.nodes import ranks_of_each
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.run_directory import is_trace_of
-from overlap_sweep.results.traces import listed_trace
+from overlap_sweep.results.traces import listed_trace, ranks_of_each
 
 if TYPE_CHECKING:
     from overlap_sweep.diagnosis.runs import Run
@@ -122,13 +121,9 @@ def first_traced(points: Iterable[Point], variant: str = "", time_us: float | No
     return next((side for side in sides if side.traces), None)
 
 
-def exhibit(sides: Mapping[str, Side | None]) -> Exhibit:
-    """Returns the exhibit with the causes of each side, by its name; only the page diagnoses them."""
-    return exhibit_of_several({"": sides})
-
-
-def exhibit_of_several(cases: Mapping[str, Mapping[str, Side | None]]) -> Exhibit:
-    """Returns the exhibit with a table of causes for each case, by the text to click for unfolding it."""
+def exhibit(cases: Mapping[str, Mapping[str, Side | None]]) -> Exhibit:
+    """Returns the exhibit with a table of the causes of each side, by its name, for each case, by the text to click for
+    unfolding it, which is empty for a single one; only the page diagnoses them."""
     return Exhibit(
         name="causes",
         heading="Why communication is exposed",

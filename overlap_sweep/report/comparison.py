@@ -14,10 +14,10 @@ import msgspec
 from rich.console import Console
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.report.charts import Form, figures
+from overlap_sweep.report.charts import Form, Json, figures
 from overlap_sweep.report.charts.figures import why_it_cannot_run
 from overlap_sweep.report.numbers import shortened, some_of
-from overlap_sweep.report.table import Column, Listing, Table, table_files, to_frame
+from overlap_sweep.report.table import Column, Listing, Table, table_files
 from overlap_sweep.results.comparable import Comparable, Sample
 from overlap_sweep.results.estimate import Estimate, gap_noise_us
 from overlap_sweep.results.gain import Gain
@@ -53,7 +53,7 @@ class Chart:
     subtitle: Sequence[str] = ()
 
     @property
-    def spec(self) -> dict[str, Any]:
+    def spec(self) -> Json:
         drawn = [figures.figure(f"{self.file_name}_{i}", form) for i, form in enumerate(self.drawn)]
         return figures.column_spec(drawn, {"text": self.title, "subtitle": list(self.subtitle)} if self.title else None)
 
@@ -64,10 +64,10 @@ class Comparison:
 
     table: Table
     """The table of the rows; its name is the plural of what a row is."""
-    rows: Sequence[Any]
+    rows: Sequence[object]
     show: Callable[[Console], None]
     """Prints the comparison for people."""
-    summary: Callable[[], Mapping[str, Any]]
+    summary: Callable[[], Mapping[str, object]]
     """Returns the content of `summary_file`; NaN for undefined values."""
     charts: Callable[[], list[Chart]]
     problems: Sequence[str]
@@ -79,7 +79,7 @@ class Comparison:
     """Further rows by the label of the dataset that they are of, for files alone."""
 
     def frame(self) -> pd.DataFrame:
-        return to_frame(self.table.records(self.rows), self.table.types)
+        return self.table.frame(self.rows)
 
 
 class Telemetry(NamedTuple):
@@ -116,7 +116,7 @@ def write_files(directory: Path, compared: Comparison, frame: pd.DataFrame, plot
     frames = {"comparison": frame}
     for label, listing in compared.details.items():
         name = _unused(f"{_word(label)}_{listing.table.name}", frames)
-        frames[name] = to_frame(listing.records, listing.table.types)
+        frames[name] = listing.frame
     for name, rows in frames.items():
         contents |= table_files(name, rows)
     for chart in compared.charts() if plots and not why_it_cannot_run() else ():
@@ -165,25 +165,22 @@ def as_ratio(ratio: float) -> str:
     return "-" if math.isnan(ratio) else f"{ratio:.3f}"
 
 
-def by_label(values: Mapping[str, Any], several: bool = False) -> str:
-    """Returns `old=2.10.0, new=2.11.0`; with `several`, values are lists, as in `new=2.11.0 or 2.12.0`."""
-    parts = []
-    for label, value in values.items():
-        every = value if several else [value]
-        parts.append(f"{label}={some_of(map(_value, every), FEW_VALUES, ' or ') or '-'}")
-    return ", ".join(parts)
+def by_label(values: Mapping[str, Iterable[object]]) -> str:
+    """Returns `old=2.10.0, new=2.11.0 or 2.12.0`."""
+    texts = {label: some_of(map(_value, every), FEW_VALUES, " or ") for label, every in values.items()}
+    return ", ".join(f"{label}={text or '-'}" for label, text in texts.items())
 
 
-def _value(value: Any) -> str:
+def _value(value: object) -> str:
     if isinstance(value, str) and "\n" in value:
         return f"({len(value.splitlines())} lines)"
     text = str(value).lower() if isinstance(value, bool) else "-" if value is None else str(value)
     return shortened(text, LONGEST_VALUE)
 
 
-def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat(nested: Mapping[str, object], prefix: str = "") -> dict[str, object]:
     """Returns `packages.torch` of {"packages": {"torch": ...}}."""
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for name, value in nested.items():
         found |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
     return found

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, TypeVar
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
@@ -81,7 +81,7 @@ def print_table(
     console: Console,
     *,
     style: Callable[[R], str] = lambda row: "",
-    group: Callable[[R], Any] = lambda row: None,
+    group: Callable[[R], object] = lambda row: None,
     cut_last: bool = False,
 ) -> None:
     """Prints the columns that have a header. A blank line separates groups of rows, as by `group`.
@@ -136,8 +136,8 @@ def summary_text(analysis: Analysis) -> str:
     stream, reading = io.StringIO(), analysis.sources.reading
     console = console_for(stream)
     print_answers(analysis, console, whole=True)
-    answers = (answer for section in analysis.sections for answer in section.answers)
-    print_titled(((f"Details of {answer.title}", answer.details) for answer in answers if answer.details), console)
+    details = ((f"Details of {answer.title}", answer.details) for answer in analysis.answers if answer.details)
+    print_titled(details, console)
     print_titled(pass_searches(analysis.sources.records, reading.root), console)
     if commands := launch_commands(reading.points):
         print_titled([("Commands", commands)], console)
@@ -159,7 +159,7 @@ def print_answers(analysis: Analysis, console: Console, whole: bool = False) -> 
 
 def print_headlines(analysis: Analysis, console: Console) -> None:
     """Prints the headline of each answer, then the lines to copy."""
-    for answer in (answer for section in analysis.sections for answer in section.answers):
+    for answer in analysis.answers:
         console.print(f"\n{answer.title}", style="bold")
         print_lines(answer.sentences if answer.cards else [], console)
         for card in answer.shown_cards:
@@ -170,8 +170,7 @@ def print_headlines(analysis: Analysis, console: Console) -> None:
 
 def print_uses(analysis: Analysis, console: Console) -> None:
     """Prints what to give to the program that is to run with each answer, to be copied."""
-    answers = [answer for section in analysis.sections for answer in section.answers]
-    for card in (card for answer in answers for card in answer.shown_cards if card.use):
+    for card in (card for answer in analysis.answers for card in answer.shown_cards if card.use):
         console.print(f"\n{card.title}, to copy:", style="bold")
         print_lines([card.limits] if card.limits else [], console)
         print_lines(card.use, console)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 
 NODES: Column[PointRow] = Column("nodes", lambda row: row.point.case.nodes, kind="count", header="nodes", usual=1)
-"""Column of tables of points."""
 
 
 def _times(name: str, read: str) -> Column[NodeTimes | None]:
@@ -47,11 +46,7 @@ NODE_TIMES: Table[NodeTimes | None] = Table(
 """Columns that a query can add to any table of points."""
 
 
-def _item(name: str, about: str, header: str = "", **more: Any) -> Column[Row]:
-    return item(name, header, about, **more)
-
-
-_text, _count = partial(_item, kind="text"), partial(_item, kind="count")
+_text, _count = partial(item, kind="text"), partial(item, kind="count")
 RUN = _text("run", "Common name of the traces of all ranks, with their directory.")
 PASS = "fwd, bwd, or other (the optimizer and what follows the backward pass); empty if several or unknown."
 GROUP = _text("process_group", "Name and description of the process group; empty if unknown.", "group")
@@ -62,13 +57,13 @@ FINDINGS: Table[Row] = Table(
     (
         RUN,
         _text("cause", f"none (communication costs less than 2 % of the step), {CAUSES_IN_WORDS}.", "cause"),
-        _item(
+        item(
             "lost_us",
             "Time lost per step, median over the steps, of the rank that loses most: an upper bound of what fixing "
             "this cause alone could gain.",
             "lost us",
         ),
-        _item("share", "lost_us / time of the step.", "share", show=as_share),
+        item("share", "lost_us / time of the step.", "share", show=as_share),
         _count(
             "rank",
             "Rank that loses most; for a straggler the rank that the others wait for. Empty if ranks are late in turn, "
@@ -81,14 +76,14 @@ FINDINGS: Table[Row] = Table(
         _text(
             "where", "Module, annotation or operator that launched it; empty if the trace does not show it.", "where"
         ),
-        _item(
+        item(
             "waiting_us",
             "Exposed time per step in which calls wait for the last rank to start, median, of the rank that waits "
             "most; it is lost to stragglers. Empty if the cause is not about collectives, or if it is unknown.",
             "waiting us",
             dropped=1,
         ),
-        _item(
+        item(
             "transfer_us",
             "The rest of these calls' exposed time, of the rank that loses most.",
             "transfer us",
@@ -105,16 +100,16 @@ STEPS: Table[Row] = Table(
         RUN,
         _count("rank", "Rank that recorded the trace; empty if the trace does not name it.", "rank"),
         _count("step", "N of ProfilerStep#N, or counted from 0.", "step"),
-        _item("step_us", "Time from the first work of the step to that of the next one.", "step us"),
-        _item(
+        item("step_us", "Time from the first work of the step to that of the next one.", "step us"),
+        item(
             "comm_us",
             "Time in which a communication kernel runs or waits for other ranks; at the same time they count once.",
             "comm us",
         ),
-        _item("exposed_comm_us", "Part of comm_us in which nothing computes.", "exposed us"),
-        _item("idle_us", "Time in which nothing computes or communicates.", "idle us"),
-        _item("slowed_us", "Time that GEMMs lost to communication beside them.", "slowed us"),
-        _item(
+        item("exposed_comm_us", "Part of comm_us in which nothing computes.", "exposed us"),
+        item("idle_us", "Time in which nothing computes or communicates.", "idle us"),
+        item("slowed_us", "Time that GEMMs lost to communication beside them.", "slowed us"),
+        item(
             "startup",
             "Whether the step contains the profiler's start, on any rank.",
             "start-up",
@@ -132,7 +127,7 @@ def _transfer(name: str, about: str, header: str, bound: str, show: Callable[[fl
         value = row[name]
         return "" if value is None else f"{bound if row['transfer_is'] == 'at_most' else ''}{show(value)}"
 
-    return _item(name, about, header, words=words)
+    return item(name, about, header, words=words)
 
 
 GROUPS: Table[Row] = Table(
@@ -159,8 +154,8 @@ GROUPS: Table[Row] = Table(
             "bytes",
             show=as_count,
         ),
-        _item("calls", "Calls per step of a rank, on average.", "calls", show="{:.4g}".format),
-        _item("time_us", "Median of all calls, with the wait for the last rank.", "time us"),
+        item("calls", "Calls per step of a rank, on average.", "calls", show="{:.4g}".format),
+        item("time_us", "Median of all calls, with the wait for the last rank.", "time us"),
         _transfer(
             "transfer_us",
             "Median of all calls without waiting: from the last rank's start to the end.",
@@ -182,26 +177,26 @@ GROUPS: Table[Row] = Table(
             bound=">= ",
             show=as_rate,
         ),
-        _item(
+        item(
             "skew_us",
             "Time from the first rank's start to the last rank's, median of all calls; empty with one rank's trace.",
             "skew us",
             dropped=4,
         ),
-        _item("skew_max_us", "The same, largest.", "max us", dropped=3),
-        _item(
+        item("skew_max_us", "The same, largest.", "max us", dropped=3),
+        item(
             "exposed_comm_us",
             "Time per step in which its calls run while their rank computes nothing, median, of the rank with most of "
             "it. What several groups expose at once counts for each.",
             "exposed us",
         ),
-        _item(
+        item(
             "hidden",
             "Part of the calls' time, over all ranks, in which their rank computes.",
             "hidden",
             show=as_percent,
         ),
-        _item(
+        item(
             "slowdown",
             "Time of the GEMMs beside the calls / time of the same GEMMs alone; empty if none of them ever ran alone.",
             "GEMMs",
@@ -213,34 +208,34 @@ GROUPS: Table[Row] = Table(
 TABLES = {"of findings": FINDINGS, "with --by group": GROUPS, "with --by step": STEPS}
 
 
-def group_rows(runs: Iterable[Run]) -> list[Row]:
-    found = {run.name: run.found for run in runs if run.found}
-    rows = _rows((name, one.groups) for name, one in found.items())
-    several = {name for name, one in found.items() if one.node_times}
+def _group_rows(runs: Iterable[Run]) -> list[Row]:
     return [
         {
-            **row,
-            "process_group": f"{row['group']} ({row['about']})" if row["about"] else row["group"],
-            "ranks": ",".join(map(str, row["ranks"])) or None,
-            "group_size": row["size"],
-            "algbw_gb_per_s": row["algbw_gbs"],
-            "busbw_gb_per_s": row["busbw_gbs"],
-            "exposed_comm_us": row["exposed_us"],
-            "node": (row["place"] or "unknown") if row["run"] in several else None,
+            "run": run.name,
+            **msgspec.to_builtins(group),
+            "process_group": f"{group.group} ({group.about})" if group.about else group.group,
+            "ranks": ",".join(map(str, group.ranks)) or None,
+            "group_size": group.size,
+            "algbw_gb_per_s": group.algbw_gbs,
+            "busbw_gb_per_s": group.busbw_gbs,
+            "exposed_comm_us": group.exposed_us,
+            "node": (group.place or "unknown") if run.found.node_times else None,
         }
-        for row in rows
+        for run in runs
+        if run.found
+        for group in run.found.groups
     ]
 
 
 TABLE_BY: dict[str, tuple[Table[Row], Callable[[Iterable[Run]], list[Row]]]] = {
     "finding": (FINDINGS, lambda runs: _rows((run.name, run.found.diagnosis.findings) for run in runs if run.found)),
-    "group": (GROUPS, group_rows),
+    "group": (GROUPS, _group_rows),
     "step": (STEPS, lambda runs: _rows((run.name, run.found.diagnosis.steps) for run in runs if run.found)),
 }
 """Table and its rows by what a row is."""
 
 
-def _rows(by_run: Iterable[tuple[str, Iterable[Any]]]) -> list[Row]:
+def _rows(by_run: Iterable[tuple[str, Iterable[msgspec.Struct]]]) -> list[Row]:
     return [{"run": name, **msgspec.to_builtins(found)} for name, all_found in by_run for found in all_found]
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -10,7 +9,7 @@ from overlap_sweep.errors import UserError, in_words, is_of_users_system
 from overlap_sweep.report.console import SUMMARY_FILE, summary_text
 from overlap_sweep.report.page import page_files
 from overlap_sweep.report.section import Analysis
-from overlap_sweep.report.table import table_files, to_frame
+from overlap_sweep.report.table import table_files
 from overlap_sweep.results.provenance import launch_commands
 from overlap_sweep.results.run_directory import now, write_atomically
 from overlap_sweep.trace.disk import is_below
@@ -49,15 +48,14 @@ def _contents(analysis: Analysis, *, in_place: bool) -> Iterator[tuple[str, byte
     yield SUMMARY_FILE, summary_text(analysis).encode()
     yield REPORT_FILE, msgspec.json.format(msgspec.json.encode(_report(analysis)), indent=2) + b"\n"
     for section in analysis.sections:
-        table = section.points.table
-        yield from table_files(table.name, to_frame(section.records, table.types)).items()
+        yield from table_files(section.points.table.name, section.frame).items()
         for file in section.files:
             if in_place and file.by_launch:
                 continue
             yield (file.directory.relative_to(analysis.sources.reading.root) / file.name).as_posix(), file.content()
 
 
-def _report(analysis: Analysis) -> dict[str, Any]:
+def _report(analysis: Analysis) -> dict[str, object]:
     """Returns the content of tuning_report.json: times in microseconds, NaN, which is written as null, if undefined.
     Measurements have the keys of their section's `report`."""
     reading, config = analysis.sources.reading, analysis.sources.config

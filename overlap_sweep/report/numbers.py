@@ -3,9 +3,9 @@
 import json
 import math
 from collections.abc import Iterable
-from typing import Any
 
 from overlap_sweep.diagnosis import as_rate as as_rate
+from overlap_sweep.diagnosis import some_of as some_of
 
 MANY_US = 10_000
 """From this time on, tenths of a microsecond are not shown."""
@@ -37,16 +37,6 @@ def as_duration(seconds: float) -> str:
 
 def as_sentence(words: str) -> str:
     return words[:1].upper() + words[1:]
-
-
-NAMES_SHOWN = 4
-
-
-def some_of(names: Iterable[Any], most: int = NAMES_SHOWN, separator: str = ", ") -> str:
-    """Returns `a, b`; of many names the first ones and the number of others."""
-    texts = list(map(str, names))
-    more = f" and {len(texts) - most} more" if len(texts) > most else ""
-    return f"{separator.join(texts[:most])}{more}"
 
 
 def counted(count: int, noun: str) -> str:

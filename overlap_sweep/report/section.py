@@ -7,14 +7,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, get_args
 
 from overlap_sweep.config import AnalysisConfig
-from overlap_sweep.report.table import Listing, PointRow, Row
+from overlap_sweep.report.table import Listing, PointRow
 from overlap_sweep.results.points import Point, PointStatus, Reading
 from overlap_sweep.results.records import Records
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from overlap_sweep.report.charts import Form
 
 
@@ -150,7 +152,7 @@ class Section:
     answers: list[Answer]
     points: Listing[PointRow]
     """Every point, for files, queries and the page."""
-    report: dict[str, Any]
+    report: dict[str, object]
     """Keys and contents for tuning_report.json."""
     decided: Listing | None = None
     """The answers as rows, for `--format` and `--fail-if`; None: the points. With a caption they are shown before
@@ -167,17 +169,20 @@ class Section:
     """Topic for the page's title: `tensor-parallel overlap`; empty: `what`."""
     subjects: list[str] = field(default_factory=list)
     """Subjects other than models, for the page's title."""
-    launch_bound: int = 0
-    """Number of launch-bound points."""
     problems: list[str] = field(default_factory=list)
     """A sentence for each file that could not be read."""
     warnings: list[str] = field(default_factory=list)
     """A sentence for each file of which only part was read."""
 
     @cached_property
-    def records(self) -> list[Row]:
-        """Returns the points as rows, with every column of files."""
-        return self.points.table.records(self.points.rows)
+    def frame(self) -> pd.DataFrame:
+        """Returns the points with every column of files."""
+        return self.points.frame
+
+    @property
+    def launch_bound(self) -> int:
+        """Returns the number of launch-bound points."""
+        return len({row.directory for row in self.points.rows if row.is_launch_bound})
 
     @property
     def answered(self) -> Listing:
@@ -200,6 +205,10 @@ class Analysis:
 
     sources: Sources
     sections: list[Section]
+
+    @property
+    def answers(self) -> list[Answer]:
+        return [answer for section in self.sections for answer in section.answers]
 
     @property
     def problems(self) -> list[str]:

@@ -15,6 +15,7 @@ from typing_extensions import TypeVar
 
 from overlap_sweep.report.numbers import UNDEFINED, as_us, visible
 from overlap_sweep.report.vocabulary import explained, unit
+from overlap_sweep.results.measured import Scalar
 from overlap_sweep.results.points import Point
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 R = TypeVar("R", default=Any)
 """Type of a table's rows."""
 S = TypeVar("S")
+V = TypeVar("V")
 
 Row = dict[str, Any]
 """A row for programs, by column; None for values that are unknown or do not apply."""
@@ -37,7 +39,7 @@ class Column(Generic[R]):
 
     name: str
     """Name in files and queries, with its unit; empty for a column that is only in tables for people."""
-    value: Callable[[R], Any]
+    value: Callable[[R], Scalar]
     """Returns the cell; None or NaN for unknown or undefined values."""
     about: str = ""
     """Sentence that explains the column; default: the vocabulary's for the name."""
@@ -54,7 +56,7 @@ class Column(Generic[R]):
     """Whether only the page shows it, no terminal."""
     differing: bool = False
     """Whether it is shown only if rows differ in it."""
-    usual: Any = None
+    usual: Scalar = None
     """Value that rows usually have: it is shown only if one has another. None: it is always shown."""
     queried: bool = False
     """Whether a query shows it by default although other tables for people do not."""
@@ -77,8 +79,8 @@ class Column(Generic[R]):
             return self.words(row)
         return self.shown(self.value(row))
 
-    def shown(self, value: Any) -> str:
-        show = self.show or (as_us if self.name.endswith("_us") else str)
+    def shown(self, value: Scalar) -> str:
+        show: Callable[[Any], str] = self.show or (as_us if self.name.endswith("_us") else str)
         return "" if is_unknown(value) else show(value)
 
     @property
@@ -86,7 +88,7 @@ class Column(Generic[R]):
         return self.kind in ("count", "number")
 
 
-def is_unknown(value: Any) -> bool:
+def is_unknown(value: Scalar) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
@@ -133,6 +135,10 @@ class Table(Generic[R]):
         """Returns the rows with every column of files."""
         return [{column.name: column.value(row) for column in self.written} for row in rows]
 
+    def frame(self, rows: Iterable[R]) -> pd.DataFrame:
+        """Returns the rows with every column of files as a DataFrame."""
+        return to_frame(self.records(rows), self.types)
+
 
 @dataclass(frozen=True)
 class RowText:
@@ -160,11 +166,11 @@ class Listing(Generic[R]):
     """Returns whether the row is the reference of gains, which is always shown."""
     faint: Callable[[R], bool] = field(default=lambda row: False)
     """Returns whether the row is only a baseline."""
-    group: Callable[[R], Any] = field(default=lambda row: None)
+    group: Callable[[R], object] = field(default=lambda row: None)
     """Returns the row's group; a blank line separates groups."""
     most_rows: int | None = None
     """Most rows on a terminal: the first ones, the chosen and the reference; None: all."""
-    order: Callable[[R], Any] | None = None
+    order: Callable[[R], tuple[object, ...]] | None = None
     """Sort key of the rows on the page; None: not sorted."""
     text: Callable[[R], RowText] | None = None
     """Returns the sentences of a row on the page, where the table then cannot be sorted; None: there are none."""
@@ -172,9 +178,9 @@ class Listing(Generic[R]):
     """Index of the answer that a row of a summary is about."""
 
     @property
-    def records(self) -> list[Row]:
+    def frame(self) -> pd.DataFrame:
         """Returns the rows for programs."""
-        return self.table.records(self.rows)
+        return self.table.frame(self.rows)
 
     @property
     def columns(self) -> list[Column[R]]:
@@ -213,7 +219,7 @@ def csv_of(frame: pd.DataFrame) -> str:
     return shown.to_csv(index=False, lineterminator="\n")
 
 
-def csv_cell(value: Any) -> Any:
+def csv_cell(value: Scalar) -> Scalar:
     """Returns the value; in texts, invisible characters are escaped and formulas get a leading apostrophe."""
     if not isinstance(value, str):
         return value
@@ -255,9 +261,9 @@ def attribute(name: str, about: str = "", kind: Kind = "number", read: str = "",
     return Column(name, attrgetter(read or name), about, kind, **more)
 
 
-def item(name: str, header: str = "", about: str = "", kind: Kind = "number", read: str = "", **more: Any) -> Column:
-    """Returns the column of the value `read` of rows that are dicts; default: the value of the column's name."""
-    return Column(name, itemgetter(read or name), about, kind, header, **more)
+def item(name: str, about: str = "", header: str = "", kind: Kind = "number", **more: Any) -> Column[Row]:
+    """Returns the column of the value of its name, for rows that are dicts."""
+    return Column(name, itemgetter(name), about, kind, header, **more)
 
 
 def _status(row: PointRow) -> str:
@@ -292,13 +298,13 @@ ERROR: Column[PointRow] = Column("error", _error, kind="text")
 ORIGIN: tuple[Column[PointRow], ...] = (
     Column(
         "started",
-        lambda row: row.point.result and row.point.result.started,
+        lambda row: row.point.result.started if row.point.result else None,
         "Start of the measurement, UTC; earlier than the sweep for points of the sweep that it continues.",
         "text",
     ),
     Column(
         "reused_from",
-        lambda row: row.point.result and row.point.result.reused_from,
+        lambda row: row.point.result.reused_from if row.point.result else None,
         "The store that the result is from, and where and when it was measured; empty if it was measured here.",
         "text",
     ),
@@ -308,19 +314,21 @@ ORIGIN: tuple[Column[PointRow], ...] = (
 def asked(name: str, *path: str, **more: Any) -> Column[PointRow]:
     """Returns a column of the point's configuration at `path` (default: the column's name)."""
 
-    def value(row: PointRow) -> Any:
-        found: Any = row.point.config
-        for key in path or (name,):
-            found = getattr(found, key, None)
-        return found
+    *groups, option = path or (name,)
+
+    def value(row: PointRow) -> Scalar:
+        found: object = row.point.config
+        for group in groups:
+            found = getattr(found, group, None)
+        return getattr(found, option, None)
 
     return Column(name, value, **more)
 
 
-def through(column: Column[R], get: Callable[[S], R | None], **changes: Any) -> Column[S]:
-    """Returns the column for rows from which `get` returns an R; empty where it returns None."""
+def through(column: Column[R], get: Callable[[S], R | None], header: str | None = None) -> Column[S]:
+    """Returns the column for rows from which `get` returns an R; empty where it returns None. `header`: another one."""
 
-    def lifted(call: Callable[[R], Any], empty: Any) -> Callable[[S], Any]:
+    def lifted(call: Callable[[R], V], empty: V) -> Callable[[S], V]:
         return lambda row: empty if (inner := get(row)) is None else call(inner)
 
     words, style = column.words, column.style
@@ -330,7 +338,7 @@ def through(column: Column[R], get: Callable[[S], R | None], **changes: Any) -> 
         value=lifted(column.value, None),
         words=words and lifted(words, ""),
         style=style if isinstance(style, str) else lifted(style, ""),
-        **changes,
+        header=column.header if header is None else header,
     )
 
 
@@ -340,7 +348,13 @@ def measured_column(column: Column[R]) -> Column[PointRow[R]]:
 
 
 def points_table(
-    name: str, rows: str, point_columns: Iterable[Column[PointRow[R]]], measured: Iterable[Column[R]]
+    name: str,
+    rows: str,
+    point_columns: Iterable[Column[PointRow[R]]],
+    measured: Iterable[Column[R]],
+    point: Column[PointRow] = POINT,
 ) -> Table[PointRow[R]]:
-    """Returns the table of all points of a workload: columns of the point, then of its measurements."""
-    return Table(name, rows, (*point_columns, *ORIGIN, *map(measured_column, measured)))
+    """Returns the table of all points of a workload: columns of the point, with those that all workloads have, then of
+    its measurements."""
+    all_have = STATUS, ERROR, *ORIGIN
+    return Table(name, rows, (point, DIRECTORY, *point_columns, *all_have, *map(measured_column, measured)))

@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -34,8 +34,16 @@ KINDS = {
 """Kinds from top to bottom: title, category, and a colour of chrome://tracing; Perfetto colours by name."""
 RANKS_NAMED = 16
 
-_Span = tuple[int, int, str, dict[str, Any]]
-"""A span on a track: start and end in the trace's own nanoseconds, name, other fields of the event."""
+
+class _Span(NamedTuple):
+    """A span on a track, in the trace's own nanoseconds; the other fields are the event's."""
+
+    start_ns: int
+    end_ns: int
+    name: str
+    cat: str
+    cname: str
+    args: dict[str, str | int]
 
 
 @dataclass(frozen=True)
@@ -80,7 +88,7 @@ class _Event(msgspec.Struct, omit_defaults=True):
     dur: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     cat: str = ""
     cname: str = ""
-    args: dict[str, Any] = {}
+    args: dict[str, str | int] = {}
 
 
 def read_rank(path: Path) -> RankTimeline:
@@ -180,8 +188,9 @@ def _events(
         tid = next(tids)
         yield _Event("M", pid, tid, "thread_name", args={"name": title})
         yield _Event("M", pid, tid, "thread_sort_index", args={"sort_index": tid})
-        for start_ns, end_ns, name, fields in spans:
-            yield _Event("X", pid, tid, name, _us(start_ns - origin_ns), _us(end_ns - start_ns), **fields)
+        for span in spans:
+            start, took = _us(span.start_ns - origin_ns), _us(span.end_ns - span.start_ns)
+            yield _Event("X", pid, tid, span.name, start, took, span.cat, span.cname, span.args)
     intervals, kind = rank.activity.events.intervals[chosen], rank.activity.kind[chosen]
     for start_ns, end_ns in intersect(merge(intervals[kind == GEMM]), merge(intervals[kind == COMM])).tolist():
         yield _Event("C", pid, 0, COUNTER, _us(start_ns - origin_ns), args={"both": 1})
@@ -198,9 +207,9 @@ def _tracks(
     rank: RankTimeline, iterations: Sequence[int], chosen: NDArray[np.intp]
 ) -> Iterator[tuple[str, list[_Span]]]:
     """Yields tracks as titles with spans sorted by start; overlapping spans go to further tracks."""
-    whole: list[_Span] = [(*rank.span_ns(number), f"iteration {number}", {"cat": "iteration"}) for number in iterations]
-    passes: list[_Span] = [
-        (*rank.span_ns(number, phase), name, {"cat": "pass", "args": {"iteration": number}})
+    whole = [_Span(*rank.span_ns(number), f"iteration {number}", "iteration", "", {}) for number in iterations]
+    passes = [
+        _Span(*rank.span_ns(number, phase), name, "pass", "", {"iteration": number})
         for number in iterations
         for phase, name in PASS_WORDS.items()
         if phase in rank.phases[number]
@@ -219,12 +228,11 @@ def _kernel(rank: RankTimeline, event: int, category: str, colour: str) -> _Span
     activity, events = rank.activity, rank.activity.events
     source, name = activity.labels[events.label[event]]
     short = (function_name(name) if source == "kernel" else name) or name
-    args = {
+    args: dict[str, str | int] = {
         "kernel": name,
         "library": activity.classes[int(events.label[event])].library,
         "stream": activity.lanes[events.lane[event]][1],
         "phase": PHASE_OF_PASS.get(int(activity.assignment.pass_[event]), ""),
         "iteration": int(activity.assignment.iteration[event]),
     }
-    fields = {"cat": category, "cname": colour, "args": args}
-    return int(events.start_ns[event]), int(events.end_ns[event]), short, fields
+    return _Span(int(events.start_ns[event]), int(events.end_ns[event]), short, category, colour, args)

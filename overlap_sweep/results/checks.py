@@ -43,7 +43,7 @@ def read_yaml(path: Path) -> Any:
     return content
 
 
-def excess(content: Iterable[Any]) -> str | None:
+def excess(content: Iterable[object]) -> str | None:
     """Returns why the content is too large or too deep to be processed, or None."""
     for count, (value, depth) in enumerate(_walk(content), start=1):
         if count > _MOST_VALUES:
@@ -55,7 +55,7 @@ def excess(content: Iterable[Any]) -> str | None:
     return None
 
 
-def _walk(content: Iterable[Any], depth: int = 0) -> Iterator[tuple[Any, int]]:
+def _walk(content: Iterable[object], depth: int = 0) -> Iterator[tuple[object, int]]:
     """Yields each value with its depth; endlessly if the content contains itself."""
     for value in content:
         yield value, depth

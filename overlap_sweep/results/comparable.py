@@ -4,7 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.overlap_cfg import DEFAULT, FLOOR, NONE
@@ -22,20 +22,20 @@ BASELINES = {NONE, DEFAULT, FLOOR}
 class Key(NamedTuple):
     """Identifies what was measured. Fields that are compared instead of matched are None while keys are matched."""
 
-    model: Any
+    model: str | None
     """Name of the model; None for kernels and copies, which are identified by their sizes."""
-    tokens: Any
-    precision: Any
-    backend: Any
-    device: Any
-    tp_size: Any
+    tokens: int | None
+    precision: str | None
+    backend: str | None
+    device: str | None
+    tp_size: int | None
     operator: str
     """The operator, or what else was measured, with its sizes."""
     pass_name: str
-    setting: Any
+    setting: str | None
     """Name of the setting: knobs of slots, a variant, an implementation. Empty for the pass with any setting."""
-    nodes: Any = 1
-    process_wide: Any = ""
+    nodes: int | None = 1
+    process_wide: str | None = ""
 
     def named(self, shown: Sequence[str]) -> str:
         """Returns the name of the pass, after the values of the fields to show, which distinguish its case."""
@@ -44,7 +44,7 @@ class Key(NamedTuple):
         return " ".join([*case, f"TP={self.tp_size} {self.operator} {self.pass_name}"])
 
     @property
-    def order(self) -> tuple[Any, ...]:
+    def order(self) -> tuple[object, ...]:
         """Returns a sort key: case, TP size, operators in the layer's order, others last; settings keep their order."""
         operators = list(space.OPERATORS)
         place = operators.index(self.operator) if self.operator in operators else len(operators)

@@ -117,7 +117,7 @@ class RunNoise:
         more if they differ by more than those of others; then the variances are averaged."""
         if len(runs_us) == 1:
             return self.share, self.freedom
-        own, weight = statistics.stdev(runs_us) / statistics.fmean(runs_us), len(runs_us) - 1
+        own, weight = standard_deviation(runs_us) / statistics.fmean(runs_us), len(runs_us) - 1
         if own <= self.share:
             return self.share, self.freedom
         both = weight + _OTHERS_WEIGHT
@@ -171,6 +171,12 @@ def _sum_of_noises(*noises: tuple[float, float]) -> tuple[float, float]:
     return _half_width(total, both), both
 
 
+def standard_deviation(samples: Sequence[float]) -> float:
+    """Returns that of at least two samples, many times faster than `statistics.stdev`, which adds exact fractions."""
+    mean = statistics.fmean(samples)
+    return math.sqrt(math.fsum((sample - mean) ** 2 for sample in samples) / (len(samples) - 1))
+
+
 def correlation(samples: Sequence[float]) -> float:
     """Returns the correlation of successive samples, from 0 to 0.9; for few samples mostly the typical one.
 
@@ -204,7 +210,7 @@ def estimate(*series: Sequence[float], by_mean: bool = False) -> Estimate:
         independent += len(one) * (1 - r) / (1 + r)
         freedom += (len(one) - 1) * (1 - r**2) / (1 + r**2)
     if by_mean:
-        error = statistics.stdev(samples) / math.sqrt(independent)
+        error = standard_deviation(samples) / math.sqrt(independent)
     else:
         q1, _, q3 = statistics.quantiles(samples, n=4, method="inclusive")
         error, freedom = _MEDIAN_OF_MEAN * (q3 - q1) / _IQR_OF_SD / math.sqrt(independent), _EFFICIENCY * freedom

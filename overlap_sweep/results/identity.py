@@ -26,18 +26,19 @@ LIBRARIES = ("torch", "transformer-engine", "megatron-core", "nccl")
 def point_identity(point: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the part of a resolved configuration that determines what is measured. Without nulls, so that an unused
     option of a later version makes no new point."""
-    runtime = {name: value for name, value in point["runtime"].items() if name not in HOW_TO_RUN}
-    if runtime["nodes"] == 1:
-        # null in earlier results.
-        del runtime["nodes"]
+    runtime = {
+        name: value
+        for name, value in point["runtime"].items()
+        # A single node is null in earlier results.
+        if name not in HOW_TO_RUN and (name, value) != ("nodes", 1)
+    }
     found = {**point, "runtime": runtime}
     if model := point.get("model"):
         # They say what the answer applies to. Of a language model that is trained, `language_model` has the layers.
         trains_it = "architecture" in getattr(point, "reads_of_model", ()) and "language_model" not in point
         idle = {"layers"} if trains_it else {"layers", "num_layers"}
         found["model"] = {name: value for name, value in model.items() if name not in idle}
-    identity: dict[str, Any] = _without_nulls(found)
-    return identity
+    return _without_nulls(found)
 
 
 def instrumented(point: ResolvedPoint) -> str | None:
@@ -58,7 +59,7 @@ def _without_nulls(value: Any) -> Any:
     return {name: _without_nulls(item) for name, item in value.items() if item is not None}
 
 
-def library_identity(environment: Mapping[str, Any]) -> dict[str, Any]:
+def library_identity(environment: Mapping[str, Any]) -> dict[str, dict[str, object]]:
     """Returns the part of a result's environment that is the same on every machine that shares an installation."""
     packages = environment.get("packages", {})
     return {"packages": {name: packages.get(name) for name in LIBRARIES}}
@@ -75,12 +76,21 @@ def environment_identity(environment: Mapping[str, Any]) -> dict[str, Any]:
     return {**same, **library_identity(environment)}
 
 
-def key_of(identity: Mapping[str, Any]) -> str:
+def key_of(identity: Mapping[str, object]) -> str:
     """Returns a digest that is equal for equal identities."""
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:32]
 
 
 RECORDED_PACKAGES = ("torch", "transformer-engine", "megatron-core", "deepspeed", "transformers", "overlap-sweep")
+NO_MULTICAST = {
+    "UB_SKIPMC": "1",
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "NVSHMEM_DISABLE_NVLS": "1",
+    "CUBLASMP_DISABLE_MULTICAST": "1",
+}
+"""Variables that keep libraries from NVLink multicast. NCCL_NVLS_ENABLE is also what keeps cuBLASMp from it: it takes
+its multicast addresses from NCCL (0.10)."""
 NCCL_PACKAGES = ("nvidia-nccl-cu13", "nvidia-nccl-cu12")
 RECORDED_VARIABLES = (
     "CUDA_DEVICE_MAX_CONNECTIONS",
@@ -99,9 +109,9 @@ _SWITCHES = re.compile(rf"(?!UB_TIMEOUT$)({'|'.join(RECORDED_PREFIXES)}|CUDA_DEV
 """Variables that change what the libraries do."""
 
 
-def machine(device: str, environ: Mapping[str, str], world_size: int) -> dict[str, Any]:
+def machine(device: str, environ: Mapping[str, str], world_size: int) -> dict[str, object]:
     """Returns host, GPUs, driver, topology and library versions for `world_size` workers on `device` with `environ`."""
-    found: dict[str, Any] = {
+    found: dict[str, object] = {
         "host": platform.node(),
         "platform": platform.platform(),
         "python": platform.python_version(),
@@ -117,12 +127,12 @@ def machine(device: str, environ: Mapping[str, str], world_size: int) -> dict[st
     if device == "cuda":
         found |= _gpus()
         # A single GPU uses no links.
-        found["links"] = found["links"] if world_size > 1 else []
+        found |= {"links": []} if world_size < 2 else {}
     return found
 
 
 @cache
-def _gpus() -> dict[str, Any]:
+def _gpus() -> dict[str, object]:
     """Returns names, driver and links of NVIDIA's GPUs; None for unknown values and on AMD's GPUs."""
     listed = _nvidia_smi("--query-gpu=name,driver_version", "--format=csv,noheader,nounits")
     rows = [tuple(part.strip() for part in line.split(",")) for line in (listed or "").splitlines()]

@@ -7,11 +7,13 @@ converting them to that type, which checks ranges and consistency.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import msgspec
 
+from overlap_sweep.config import PointConfig
 from overlap_sweep.declared import Count, Us, one_of
 from overlap_sweep.overlap import space
 
@@ -109,6 +111,6 @@ class Measured(msgspec.Struct, kw_only=True, tag_field="workload"):
         return ""
 
     @classmethod
-    def as_asked(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+    def as_asked(cls, config: PointConfig) -> dict[str, object]:
         """Returns a composed configuration with what the workload fills in whatever the machine."""
-        return dict(config)
+        return asdict(config)

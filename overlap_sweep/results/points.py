@@ -109,11 +109,11 @@ class Point:
 
     @property
     def case(self) -> Case:
-        config, environment = self.config, self.result.environment if self.result else {}
+        config, gpu = self.config, self.result.machine.gpu if self.result else None
         return Case(
             model=config.model.name,
             backend=config.backend,
-            device=environment.get("gpu") or config.runtime.device,
+            device=gpu or config.runtime.device,
             precision=config.precision,
             tokens=getattr(config.workload, "tokens", None),
             nodes=config.runtime.nodes or 1,

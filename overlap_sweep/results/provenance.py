@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterable, Sequence
 from functools import reduce
 from operator import or_
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -16,20 +15,26 @@ from overlap_sweep.results.checks import MOST_YAML_BYTES, check_place, read_yaml
 from overlap_sweep.results.identity import environment_identity, key_of
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.records import TunerRecord
+from overlap_sweep.results.run_directory import Environment
 
 SWEEP_CONFIG = "multirun.yaml"
 POINT_OVERRIDES = ".hydra/overrides.yaml"
 DIFFERENT_ENVIRONMENTS = "The points were measured in different environments; see tuning_report.json for what differs."
 
 
-def environments(points: Sequence[Point]) -> list[dict[str, Any]]:
+def environments(points: Sequence[Point]) -> list[dict[str, object]]:
     """Returns the distinct environments of the points, the most frequent first."""
     found = [point.result.environment if point.result else {} for point in points]
     by_key = {key_of(environment): environment for environment in found}
     return [by_key[key] for key, _ in Counter(map(key_of, found)).most_common()]
 
 
-def recorded(points: Sequence[Point]) -> dict[str, Any]:
+def machines(points: Sequence[Point]) -> list[Environment]:
+    """Returns what the distinct environments of the points say of the machine, the most frequent first."""
+    return msgspec.convert(environments(points), list[Environment])
+
+
+def recorded(points: Sequence[Point]) -> dict[str, object]:
     """Returns when and where the points were measured, for tuning_report.json."""
     environment, *others = environments(points)
     return {"measured": measured_when(points), "environment": environment, "other_environments": others}
@@ -53,16 +58,16 @@ def different_environments(points: Sequence[Point], swept: Collection[str] = ())
 
 
 def measured_on(points: Sequence[Point]) -> str:
-    return f"Measured {measured_when(points)} on {describe_machine(environments(points)[0])}"
+    return f"Measured {measured_when(points)} on {describe_machine(machines(points)[0])}"
 
 
 def machines_in_brief(points: Sequence[Point]) -> str:
     """Returns the devices, such as `2 x NVIDIA H200` or the CPU's name; empty if unknown."""
     counts: dict[str, int] = {}
-    for environment in environments([point for point in points if point.result]):
-        device, count = environment.get("gpu") or environment.get("cpu"), environment.get("gpu_count") or 0
-        if device:
-            counts[device] = max(count if environment.get("gpu") else 0, counts.get(device, 0))
+    for machine in machines([point for point in points if point.result]):
+        if device := machine.gpu or machine.cpu:
+            count = (machine.gpu_count or 0) if machine.gpu else 0
+            counts[device] = max(count, counts.get(device, 0))
     return " and ".join(f"{count} x {device}" if count else device for device, count in counts.items())
 
 
@@ -72,14 +77,12 @@ def cpu_only(points: Sequence[Point]) -> str:
     return "Measured on a CPU: the answer holds for this CPU only." if on_cpu else ""
 
 
-def describe_machine(environment: dict[str, Any]) -> str:
+def describe_machine(machine: Environment) -> str:
     """Returns hosts, device, and the versions that matter, in one line."""
-    gpu, count = environment.get("gpu"), environment.get("gpu_count")
-    device = f"{count} x {gpu}" if gpu else environment.get("cpu")
-    versions = {"driver": environment.get("driver"), "nccl": environment.get("nccl"), "cuda": environment.get("cuda")}
-    versions |= environment.get("packages", {})
+    device = f"{machine.gpu_count} x {machine.gpu}" if machine.gpu else machine.cpu
+    versions = {"driver": machine.driver, "nccl": machine.nccl, "cuda": machine.cuda, **machine.packages}
     shown = [f"{name} {version}" for name, version in versions.items() if version]
-    hosts = " and ".join(filter(None, environment.get("hosts") or [environment.get("host")]))
+    hosts = " and ".join(filter(None, machine.hosts or (machine.host,)))
     return "; ".join(filter(None, (hosts, device, ", ".join(shown)))) or "an unrecorded machine"
 
 
@@ -89,8 +92,8 @@ def multicast(points: Sequence[Point]) -> str | None:
     found = set()
     for point in points:
         if point.result and point.config.runtime.device != "cpu":
-            skipped = point.result.environment.get("variables", {}).get("UB_SKIPMC")
-            off = not point.recorded["runtime"].get("multicast") if skipped is None else skipped not in ("", "0")
+            skipped = point.result.machine.variables.get("UB_SKIPMC")
+            off = not point.config.runtime.multicast if skipped is None else skipped not in ("", "0")
             found.add("off" if off else "on")
     return " and ".join(sorted(found, reverse=True)) or None
 

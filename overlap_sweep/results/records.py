@@ -3,12 +3,13 @@
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 import msgspec
 
 from overlap_sweep.declared import Count, FileName
 from overlap_sweep.errors import UserError
+from overlap_sweep.overlap import space
 from overlap_sweep.results.checks import check_place
 from overlap_sweep.results.estimate import Estimate
 from overlap_sweep.results.gain import Gain
@@ -110,7 +111,7 @@ class PassSearch(msgspec.Struct, kw_only=True):
     tp_size: Count
     operator: str
     pass_name: str = msgspec.field(name="pass")
-    chosen: dict[str, dict[str, Any]] = {}
+    chosen: dict[str, space.Setting] = {}
     """The fastest setting found, by slot; empty for no overlap."""
     time_us: float | None = None
     none_us: float | None = None

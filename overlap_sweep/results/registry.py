@@ -19,6 +19,16 @@ GROUP = "overlap_sweep.workloads"
 BUILT_IN = ("operator", "layer", "kernel", "fsdp", "copy_engine", "tp_training", "job")
 
 
+class _Workload(msgspec.Struct):
+    name: str
+
+
+class Named(msgspec.Struct):
+    """The part of a point that says whose it is."""
+
+    workload: _Workload
+
+
 class PointTypes(NamedTuple):
     """The types of a workload's points."""
 
@@ -67,7 +77,7 @@ def types_of(name: str) -> PointTypes:
 def decoded_point(point: Mapping[str, Any]) -> ResolvedPoint:
     """Returns a completed point, given as plain data, as its workload's dataclass. UserError for a value out of
     range."""
-    resolved = types_of(point["workload"]["name"]).resolved
+    resolved = types_of(msgspec.convert({**point}, Named).workload.name).resolved
     try:
         return msgspec.convert({**point}, resolved)
     except msgspec.ValidationError as error:

@@ -6,7 +6,6 @@ Launching writes one `result.json` per point, whole or not at all; analysis read
 import os
 import re
 import shutil
-from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -17,9 +16,10 @@ import msgspec
 from overlap_sweep.config import ResolvedPoint
 from overlap_sweep.declared import FileName, Us, spelled
 from overlap_sweep.errors import UserError
+from overlap_sweep.overlap import space
 from overlap_sweep.results.checks import MEASURE_AGAIN, excess
 from overlap_sweep.results.measured import Measured, Scalar, Slot, WholeSetting
-from overlap_sweep.results.registry import PointTypes, decoded_point, types_of
+from overlap_sweep.results.registry import Named, PointTypes, decoded_point, types_of
 from overlap_sweep.trace.disk import TENSORBOARD_FOLDER
 
 RESULT_SCHEMA = 2
@@ -54,6 +54,24 @@ class Attempt(msgspec.Struct, kw_only=True):
     """Host, and the Slurm job if there was one."""
 
 
+class Environment(msgspec.Struct):
+    """The part of a result's environment that analysis reads."""
+
+    host: str | None = None
+    hosts: list[str] | None = None
+    gpu: str | None = None
+    device: str | None = None
+    gpu_count: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    cpu: str | None = None
+    cpu_count: Scalar = None
+    driver: Scalar = None
+    nccl: Scalar = None
+    cuda: Scalar = None
+    cudnn: Scalar = None
+    packages: dict[str, Scalar] = {}
+    variables: dict[str, Scalar] = {}
+
+
 class Result(msgspec.Struct, kw_only=True, dict=True):
     """The content of result.json."""
 
@@ -65,7 +83,7 @@ class Result(msgspec.Struct, kw_only=True, dict=True):
     status: Status
     error: str | None = None
     """Why the point is not ok: the reason if it was skipped, else the exception and the end of the log."""
-    settings: dict[str, dict[str, Any]] = {}
+    settings: dict[str, space.Setting] = {}
     """Method and knobs passed to the backend, by overlapped slot; empty if `measured` has them by variant."""
     measured: Any = None
     """The measurements, a `Measured` of the workload's own type; null unless the point is ok."""
@@ -96,6 +114,11 @@ class Result(msgspec.Struct, kw_only=True, dict=True):
     def point(self) -> ResolvedPoint:
         return decoded_point(self.recorded)
 
+    @cached_property
+    def machine(self) -> Environment:
+        """Returns what the environment says of the machine."""
+        return msgspec.convert(self.environment, Environment)
+
     def point_as(self, kind: type[_Point]) -> _Point:
         """Returns the resolved configuration of a point of this workload."""
         assert isinstance(self.point, kind)
@@ -117,24 +140,6 @@ class Result(msgspec.Struct, kw_only=True, dict=True):
         return self.measured
 
 
-class _Environment(msgspec.Struct):
-    """The part of the environment that analysis reads."""
-
-    host: str | None = None
-    hosts: list[str] | None = None
-    gpu: str | None = None
-    device: str | None = None
-    gpu_count: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    cpu: str | None = None
-    cpu_count: Scalar = None
-    driver: Scalar = None
-    nccl: Scalar = None
-    cuda: Scalar = None
-    cudnn: Scalar = None
-    packages: dict[str, Scalar] = {}
-    variables: dict[str, Scalar] = {}
-
-
 class _Moment(msgspec.Struct):
     gpus: list[dict[str, float]] = []
 
@@ -145,34 +150,16 @@ class _Parts(msgspec.Struct, Generic[_Point, _Measured]):
     point: _Point
     measured: _Measured | None = None
     settings: dict[Slot, WholeSetting] = {}
-    environment: _Environment = msgspec.field(default_factory=_Environment)
+    environment: Environment = msgspec.field(default_factory=Environment)
     conditions: dict[str, _Moment] = {}
 
 
-class _Workload(msgspec.Struct):
-    name: str
-
-
-class _Named(msgspec.Struct):
-    workload: _Workload
-
-
-class _Runtime(msgspec.Struct):
-    device: Literal["cpu", "cuda"]
-
-
-class _Where(msgspec.Struct):
-    """The resolved options that every point has, whatever its workload."""
-
-    runtime: _Runtime
-
-
-class _Run(msgspec.Struct):
-    point: _Where
+class _Composed(msgspec.Struct):
+    workload: dict[str, object]
 
 
 class _Head(msgspec.Struct):
-    point: _Named
+    point: Named
     schema: int = RESULT_SCHEMA
 
 
@@ -319,8 +306,10 @@ def decoded_result(text: bytes | str, where: str, mend: str) -> Result:
         if reason := excess([result.recorded, result.settings, result.environment, result.conditions]):
             raise msgspec.ValidationError(reason)
         parts = msgspec.convert(content, _Parts[types.resolved, types.measured])  # type: ignore[name-defined]
-        msgspec.convert(content, _Run)
-        result.measured, result.__dict__["point"] = parts.measured, parts.point
+        if parts.point.runtime.device == "auto":
+            raise msgspec.ValidationError("not the device that it ran on - at `$.point.runtime.device`")
+        result.measured = parts.measured
+        result.__dict__.update(point=parts.point, machine=parts.environment)
         if result.status == "ok":
             if result.measured is None:
                 raise msgspec.ValidationError("ok, but nothing measured - at `$.measured`")
@@ -337,7 +326,7 @@ def _check(result: Result) -> None:
         raise msgspec.ValidationError(f"{error} - at `$.measured`") from None
 
 
-def _types(point: _Named, where: str) -> PointTypes:
+def _types(point: Named, where: str) -> PointTypes:
     """Returns the types of the workload's points. UserError, which begins with `where`, if it is unknown."""
     try:
         return types_of(point.workload.name)
@@ -351,11 +340,12 @@ def asked_point(config: Any, path: Path) -> ResolvedPoint:
     """Returns a composed configuration with what its workload fills in whatever the machine. UserError if it is not one
     of a point."""
     try:
-        types = _types(msgspec.convert(config, _Named), str(path))
+        types = _types(msgspec.convert(config, Named), str(path))
         # What is interpolated follows from other options.
-        plain = {name: value for name, value in config["workload"].items() if not str(value).startswith("${")}
+        options = msgspec.convert(config, _Composed).workload
+        plain = {name: value for name, value in options.items() if not str(value).startswith("${")}
         composed = msgspec.convert(spelled({**config, "workload": plain}, types.options), types.options)
-        return msgspec.convert(types.measured.as_asked(asdict(composed)), types.asked)
+        return msgspec.convert(types.measured.as_asked(composed), types.asked)
     except msgspec.ValidationError as error:
         raise UserError(
             f"{path} is not a point's configuration ({one_line(error)}); move {path.parent.parent} elsewhere."

@@ -1,11 +1,15 @@
-"""Trace metrics of each point, all from one iteration of one rank, so that they are consistent."""
+"""Traces of measured points: metrics, all from one iteration of one rank, so that they are consistent; and how many
+ranks each node had."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from overlap_sweep.config import ResolvedPoint
+from overlap_sweep.errors import UserError
+from overlap_sweep.results.checks import check_place
 from overlap_sweep.results.points import Point
-from overlap_sweep.results.run_directory import is_trace_of, trace_file
+from overlap_sweep.results.run_directory import RESULT_FILE, is_trace_of, read_result, trace_file
 from overlap_sweep.trace import TraceRow, startup_sentence
 from overlap_sweep.trace.files import TraceFile, read_trace_files
 
@@ -19,7 +23,6 @@ WHOLE_COLUMNS = ("total_span_us", "total_overlap_ratio", "num_gemm_events", "num
 """Columns with sums over the two passes, and the ratio of sums."""
 
 METRICS = (*(f"{phase}_{quantity}" for phase in PASSES for quantity in QUANTITIES), *WHOLE_COLUMNS)
-"""All columns from traces."""
 
 _Phases = Mapping[str, TraceRow]
 """Rows of one iteration of one rank, by phase."""
@@ -125,3 +128,30 @@ def _reading(files: Mapping[str, TraceFile | None]) -> TraceReading:
         rows=steady,
         startup=startup,
     )
+
+
+def on_nodes(count: int) -> str:
+    """Returns ` over 2 nodes`, for the end of a name; empty for a single node."""
+    return f" over {count} nodes" if count > 1 else ""
+
+
+def ranks_of_each(config: ResolvedPoint) -> int | None:
+    """Returns the number of ranks on each node of a completed point; None if it has a single node, where all
+    communication stays."""
+    return config.ranks_per_node if config.nodes > 1 else None
+
+
+def ranks_of_each_trace(traces: Iterable[Path]) -> tuple[dict[Path, int], list[str]]:
+    """Returns the number of ranks on each node by trace, for traces of points on several nodes; and a sentence for each
+    result.json next to traces that cannot be read."""
+    paths = list(traces)
+    found: dict[Path, int | None] = {}
+    problems = []
+    for folder in dict.fromkeys(path.parent for path in paths):
+        result = folder / RESULT_FILE
+        try:
+            check_place(result, folder)
+            found[folder] = ranks_of_each(read_result(result).point) if result.exists() else None
+        except UserError as error:
+            problems.append(f"{str(error).rstrip('.')}; whether these traces are of several nodes is unknown.")
+    return {path: ranks for path in paths if (ranks := found.get(path.parent)) is not None}, problems

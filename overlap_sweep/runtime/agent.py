@@ -11,7 +11,6 @@ import argparse
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from torch.distributed import HashStore
 from torch.distributed.elastic.agent.server import WorkerSpec
@@ -46,7 +45,7 @@ def main() -> None:
     # done once for all ranks, which fork from this process; so it must never touch a GPU.
     if arguments.start_method == "fork":
         import torch._dynamo  # noqa: F401
-    place = worker.Place(arguments.node, arguments.nodes, arguments.store)
+    place = worker.RankNode(arguments.node, arguments.nodes, arguments.store)
     given = arguments.address, arguments.device, arguments.timeout_s, place, os.getpid()
     try:
         run_ranks(arguments.world_size // arguments.nodes, arguments.start_method, folder, given)
@@ -54,7 +53,7 @@ def main() -> None:
         remove_private(folder)
 
 
-def run_ranks(count: int, start_method: str, folder: Path, arguments: tuple[Any, ...]) -> None:
+def run_ranks(count: int, start_method: str, folder: Path, arguments: tuple[object, ...]) -> None:
     """Runs so many `worker.main(*arguments)`. ChildFailedError if one of them fails, after the others were ended.
 
     `folder`: a private one, for the files with which they say how they failed.
@@ -76,7 +75,7 @@ def run_ranks(count: int, start_method: str, folder: Path, arguments: tuple[Any,
 
 
 class _KnownRanks(RendezvousHandler):
-    """A rendezvous within this process: of one agent, whose ranks take their numbers among all from `worker.Place`."""
+    """A rendezvous within this process: of one agent, whose ranks take their numbers from `worker.RankNode`."""
 
     def get_backend(self) -> str:
         return "none"

@@ -10,9 +10,13 @@ import secrets
 import select
 import socket
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
+
+from overlap_sweep.config import ResolvedPoint
+from overlap_sweep.results.run_directory import Attempt, Status
 
 SECRET = "OVERLAP_SWEEP_SECRET"
 """Variable with which processes inherit the secret: a command line could be read by other users."""
@@ -38,6 +42,33 @@ _PROBE_S = 5
 
 _UNIX = "/"
 """First character of the address of a Unix socket; others are host:port."""
+
+
+@dataclass(frozen=True)
+class PointRequest:
+    """A point that every rank is to run."""
+
+    point: ResolvedPoint
+    directory: Path
+    machine: Mapping[str, object]
+    """Description of the launcher's machine, as `identity.machine` returns it."""
+    earlier_attempts: Sequence[Attempt]
+    limit_s: float
+
+
+@dataclass(frozen=True)
+class Reply:
+    """How a point ended, on a rank or as a whole."""
+
+    status: Status
+    error: str = ""
+    """Empty only if the status is `ok`."""
+    final: bool = False
+    """Whether another attempt would fail alike, and the group is as good as before."""
+    relative_error: Mapping[str, float] = field(default_factory=dict)
+    """As in `Result`."""
+    node: int = 0
+    """The point's machine whose log says more."""
 
 
 def new_secret() -> str:

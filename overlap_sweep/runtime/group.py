@@ -13,7 +13,6 @@ import time
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
 
 from overlap_sweep.config import ResolvedPoint
 from overlap_sweep.errors import NodeLost, PointFailed
@@ -21,7 +20,7 @@ from overlap_sweep.keeper import Command, Program
 from overlap_sweep.report.numbers import counted
 from overlap_sweep.results.identity import machine
 from overlap_sweep.results.run_directory import Attempt
-from overlap_sweep.runtime.channel import SECRET, Door, free_port, listen, new_secret, port_of
+from overlap_sweep.runtime.channel import SECRET, Door, PointRequest, Reply, free_port, listen, new_secret, port_of
 from overlap_sweep.runtime.group_config import GroupConfig, worker_environment
 from overlap_sweep.runtime.lock import PrivateDirectory
 from overlap_sweep.runtime.meeting import LOOPBACK
@@ -139,35 +138,23 @@ class WorkerGroup:
         return "; the others are on node " + ", ".join(f"{node} ({self._nodes[node].host})" for node in nodes)
 
     def run(
-        self,
-        point: ResolvedPoint,
-        directory: Path,
-        timeout_s: float,
-        earlier_attempts: Sequence[Attempt] = (),
-    ) -> dict[str, Any]:
+        self, point: ResolvedPoint, directory: Path, timeout_s: float, earlier_attempts: Sequence[Attempt] = ()
+    ) -> Reply:
         """Runs the point on every rank; returns the reply of the first rank that is not `ok`, else rank 0's.
 
         PointFailed if the group died or did not answer within `timeout_s`. Then, and after a failure that not every
-        rank calls `sound`, the group is killed, since memory, streams and collectives may be in any state.
+        rank calls `final`, the group is killed, since memory, streams and collectives may be in any state.
         """
-        request = {
-            "point": dict(point),
-            "directory": str(directory.resolve()),
-            "machine": self._machine,
-            "earlier_attempts": earlier_attempts,
-            "limit_s": timeout_s,
-        }
         try:
-            self._send(request)
+            self._send(PointRequest(point, directory.resolve(), self._machine, earlier_attempts, timeout_s))
             replies = self._collect(timeout_s)
         except BaseException:
             # Also when the launcher is asked to stop: workers that go on could still write a result.
             self.kill()
             raise
-        wrong = [reply for reply in replies.values() if reply["status"] != "ok"]
-        failed = [reply for reply in wrong if reply["status"] == "failed"]
-        sound = len(replies) == len(self._channels) and all(reply.get("sound") for reply in failed)
-        if failed and not sound:
+        wrong = [reply for reply in replies.values() if reply.status != "ok"]
+        failed = [reply for reply in wrong if reply.status == "failed"]
+        if failed and not (len(replies) == len(self._channels) and all(reply.final for reply in failed)):
             self.kill()
         return wrong[0] if wrong else replies[0]
 
@@ -177,38 +164,35 @@ class WorkerGroup:
             return not self._killed and all(agent.wait() is None for agent in self._agents)
         return False
 
-    def _send(self, request: Mapping[str, Any]) -> None:
+    def _send(self, request: PointRequest) -> None:
         try:
             for channel in self._channels:
                 channel.send(request)
         except OSError:
             raise PointFailed(f"the worker group died ({self._cause_of_death()})\n{self._log_tail()}") from None
 
-    def _collect(self, timeout_s: float) -> dict[int, dict[str, Any]]:
+    def _collect(self, timeout_s: float) -> dict[int, Reply]:
         deadline = time.monotonic() + timeout_s
-        replies: dict[int, dict[str, Any]] = {}
+        replies: dict[int, Reply] = {}
         failing = False
         while len(replies) < len(self._channels):
             waiting = {channel: rank for rank, channel in enumerate(self._channels) if rank not in replies}
-            others = [node.connection for node in self._nodes if isinstance(node, OtherNode)]
-            ready: Any = wait([*waiting, *others], max(0.0, deadline - time.monotonic()))
-            for node in self._nodes:
-                if isinstance(node, OtherNode):
-                    node.hear()
-            if ready and not (ready := [channel for channel in ready if channel in waiting]):
-                continue
+            others = [node for node in self._nodes if isinstance(node, OtherNode)]
+            ready = wait([*waiting, *(node.connection for node in others)], max(0.0, deadline - time.monotonic()))
+            for node in others:
+                node.hear()
             if not ready and failing:
                 return replies
             if not ready:
                 silent = list(waiting.values())
                 raise PointFailed(f"no answer from ranks {silent} within {timeout_s:g} s", timed_out=True)
-            for channel in ready:
+            for channel in waiting.keys() & ready:
                 try:
                     replies[waiting[channel]] = reply = channel.recv()
                 except (EOFError, OSError):
                     # Over TCP also that a machine is unreachable, which its own connection may not have noticed yet.
                     raise PointFailed(f"rank {waiting[channel]} died ({self._cause_of_death()})") from None
-                if reply["status"] == "failed" and not failing:
+                if reply.status == "failed" and not failing:
                     failing, deadline = True, min(deadline, time.monotonic() + SETTLE_S)
         return replies
 
@@ -226,9 +210,9 @@ class WorkerGroup:
                     return " ".join(causes[-1].split()) if causes else f"its agent exited with {status}"
         return "cause unknown: its agent is still running"
 
-    def _log_tail(self, lines: int = 20) -> str:
+    def _log_tail(self) -> str:
         """Returns the end of the nodes' logs."""
-        return "\n".join(filter(None, (tail(agent.log, lines, agent.log_start) for agent in self._agents)))
+        return "\n".join(filter(None, (tail(agent.log, 20, agent.log_start) for agent in self._agents)))
 
     def close(self) -> None:
         """Closes the connections, upon which workers exit by themselves, and then kills the remaining processes."""
@@ -265,12 +249,8 @@ class WorkerPool:
         self._group: WorkerGroup | None = None
 
     def run(
-        self,
-        point: ResolvedPoint,
-        directory: Path,
-        timeout_s: float,
-        earlier_attempts: Sequence[Attempt] = (),
-    ) -> dict[str, Any]:
+        self, point: ResolvedPoint, directory: Path, timeout_s: float, earlier_attempts: Sequence[Attempt] = ()
+    ) -> Reply:
         """Runs the point like `WorkerGroup.run`, in the living group if its configuration is the same, else in a new
         one."""
         config = GroupConfig.of(point, directory)

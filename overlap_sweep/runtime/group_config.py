@@ -17,8 +17,9 @@ from overlap_sweep.config import PointConfig, ResolvedPoint, Runtime
 from overlap_sweep.errors import UserError
 from overlap_sweep.gpus import beginning_with
 from overlap_sweep.program import environment_with_package
-from overlap_sweep.results.identity import machine
-from overlap_sweep.workloads import Wrapper, profilers
+from overlap_sweep.results.identity import NO_MULTICAST, machine
+from overlap_sweep.workloads import profilers
+from overlap_sweep.workloads.profilers import Wrapper
 
 LONGEST_TEMPORARY_BYTES = 107 - len("/pymp-12345678/listener-12345678")
 """Longest path of the temporary directory: multiprocessing's processes, such as those of loaders, listen below it, and
@@ -33,15 +34,6 @@ DEBUG = {
 }
 """Variables with which libraries print what they do: userbuffers their ranks, Transformer Engine why it chose which
 attention, NCCL its topology and channels."""
-
-NO_MULTICAST = {
-    "UB_SKIPMC": "1",
-    "NCCL_NVLS_ENABLE": "0",
-    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
-    "NVSHMEM_DISABLE_NVLS": "1",
-    "CUBLASMP_DISABLE_MULTICAST": "1",
-}
-"""NCCL_NVLS_ENABLE is also what keeps cuBLASMp from multicast: it takes its multicast addresses from NCCL (0.10)."""
 
 
 @dataclass(frozen=True)
@@ -135,11 +127,6 @@ def check_temporary_directory() -> None:
         )
 
 
-def own_environment(config: GroupConfig) -> dict[str, str]:
-    """Returns the environment of processes that a workload starts itself: only what the point sets is changed."""
-    return environment_with_package({**os.environ, **_variables(config)}, last=True)
-
-
 def _instruments(runtime: Runtime) -> dict[str, str]:
     """Returns the variables for what looks into a point; the user's own win."""
     found = dict(DEBUG) if runtime.debug else {}
@@ -180,7 +167,10 @@ def machine_of(point: ResolvedPoint) -> dict[str, Any]:
 def environment_of(point: ResolvedPoint) -> dict[str, str]:
     """Returns the environment of the processes that run the point."""
     config = GroupConfig.of(point)
-    return own_environment(config) if workloads.of(point).run_here else worker_environment(config)
+    if workloads.of(point).run_here:
+        # Of processes that a workload starts itself only what the point sets is changed.
+        return environment_with_package({**os.environ, **_variables(config)}, last=True)
+    return worker_environment(config)
 
 
 def shared_by(point: ResolvedPoint) -> tuple[tuple[int, int], int, tuple[tuple[str, str], ...]]:

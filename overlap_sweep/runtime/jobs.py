@@ -23,10 +23,9 @@ from overlap_sweep.runtime.cluster.records import refuse_living_jobs
 from overlap_sweep.runtime.group import GROUP_LOG, shared_pool
 from overlap_sweep.runtime.group_config import shared_by
 from overlap_sweep.runtime.kept import check_store, kept_result, whole_result
-from overlap_sweep.runtime.outcome import Outcome, outcomes
+from overlap_sweep.runtime.outcome import Outcome, listen, outcomes, stop_if_requested
 from overlap_sweep.runtime.point import limits, objective_us, resolve
 from overlap_sweep.runtime.progress import announce, progress, shown_waiting
-from overlap_sweep.runtime.stopping import listen, stop_if_requested
 
 
 @dataclass(frozen=True)

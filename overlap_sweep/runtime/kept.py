@@ -2,9 +2,9 @@
 
 import atexit
 import sys
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from omegaconf import DictConfig
@@ -113,7 +113,7 @@ def _opened(path: Path) -> Store:
     return store
 
 
-def _find(store: Store, point: ResolvedPoint, environment: dict[str, Any]) -> Measurement | None:
+def _find(store: Store, point: ResolvedPoint, environment: Mapping[str, object]) -> Measurement | None:
     """Returns the store's measurement of the point; prints new problems of the store to stderr."""
     known = len(store.problems)
     found = store.find(point, environment)

@@ -1,4 +1,5 @@
-"""The machines of a launch, on which processes of points run: the launcher's own, and those that serve it."""
+"""The machines of a launch, on which processes of points run: the launcher's own, and those that serve it; how many of
+them a point's ranks are spread over."""
 
 from __future__ import annotations
 
@@ -11,9 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
 
-from overlap_sweep.errors import NodeLost
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+
+from overlap_sweep import workloads
+from overlap_sweep.config import PointConfig, ResolvedPoint
+from overlap_sweep.errors import NodeLost, UserError
+from overlap_sweep.gpus import elsewhere
 from overlap_sweep.keeper import Keeper, OwnKeeper, Program, Start
 from overlap_sweep.runtime import channel
 from overlap_sweep.runtime.meeting import Meeting, Place, interface_of, own_addresses, write_meeting
@@ -28,24 +34,8 @@ LEAVE_S = 10.0
 """Time since its start that a launch by torchrun does not end before all machines have joined, which start with it."""
 
 
-class Node(Protocol):
-    """A machine on which commands of a point can be started."""
-
-    host: str
-    address: str
-    """IP address at which the other nodes reach it."""
-    launcher: str
-    """Host at which it reaches the launcher."""
-    interface: str | None
-    """Network interface with that address."""
-
-    @property
-    def start(self) -> Start:
-        """Returns what starts commands, whose environments differ from the node's as they do from the launcher's."""
-
-
 class OwnNode:
-    """The launcher's machine."""
+    """The launcher's machine. What is said of it is as in `Hello`."""
 
     start: Start = OwnKeeper
 
@@ -68,6 +58,7 @@ class OtherNode:
         self.lost = False
 
     def start(self, program: Program) -> Keeper:
+        """Starts a command, whose environment differs from the machine's as it does from the launcher's."""
         number = next(self._numbers)
         plain = replace(program, environment={}, log=program.log.absolute())
         self.send(StartCommand(number, plain, _changes(program.environment)))
@@ -97,6 +88,10 @@ class OtherNode:
     def _loss(self) -> NodeLost:
         self.give_up()
         return NodeLost(f"node {self.number} ({self.host}) is lost: its process no longer answers")
+
+
+Node = OwnNode | OtherNode
+"""A machine on which commands of a point can be started."""
 
 
 class _KeeperThere:
@@ -256,6 +251,53 @@ def take(count: int, limit_s: float) -> list[Node]:
     return _present[-1].take(count, limit_s)
 
 
-def with_hosts(machine: Mapping[str, Any], nodes: Sequence[Node]) -> dict[str, Any]:
+def with_hosts(machine: Mapping[str, object], nodes: Sequence[Node]) -> dict[str, object]:
     """Returns the description of a machine with the names of all that a point has, if these are several."""
     return {**machine, **({"hosts": [node.host for node in nodes]} if len(nodes) > 1 else {})}
+
+
+def nodes_of(point: PointConfig) -> int:
+    """Returns the machines that a point gets. UserError if this launch has fewer."""
+    launcher = HydraConfig.instance().cfg.hydra.launcher if HydraConfig.initialized() else None  # type: ignore[union-attr]
+    wanted = requested(point, launcher)
+    if not elsewhere() and wanted > nodes_here():
+        raise UserError(
+            f"runtime.nodes={wanted} needs {wanted} machines, but this launch has {nodes_here()}; use "
+            f"hydra/launcher=slurm, or start launch.py on each machine by torchrun --nnodes={wanted} (see clusters.md)."
+        )
+    return wanted
+
+
+def requested(config: PointConfig, launcher: DictConfig | None) -> int:
+    """Returns the machines that the user asked for: `runtime.nodes`, `hydra.launcher.nodes`, or those that it takes to
+    have a point's GPUs with `hydra.launcher.gpus_per_node`; otherwise 1. UserError if two of them differ."""
+    nodes, of_launcher = config.runtime.nodes, given(launcher, "nodes")
+    if nodes and of_launcher and nodes != of_launcher:
+        raise UserError(f"runtime.nodes={nodes} and hydra.launcher.nodes={of_launcher} differ; give only one.")
+    if asked := nodes or of_launcher:
+        return int(asked)
+    gpus_per_node = given(launcher, "gpus_per_node")
+    if not gpus_per_node or config.runtime.device == "cpu":
+        return 1
+    return max(1, -(-workloads.gpus(config) // gpus_per_node))
+
+
+def given(launcher: DictConfig | None, option: str) -> int | None:
+    """Returns an option of the launcher if the user gave it: the defaults depend on the points, and these on it."""
+    # Asking whether it is `in` the configuration would resolve the default, which asks for this.
+    if launcher is None or option not in list(launcher) or OmegaConf.is_interpolation(launcher, option):
+        return None
+    return None if launcher[option] is None else int(launcher[option])
+
+
+def nodes_refusal(point: ResolvedPoint) -> str | None:
+    """Returns why a completed point's ranks cannot be spread over its machines; None if they can."""
+    nodes = point.nodes
+    if nodes == 1:
+        return None
+    ranks = point.world_size
+    if ranks % nodes:
+        return f"{ranks} ranks cannot be spread evenly over runtime.nodes={nodes}"
+    if workloads.of(point).idle_gpus(point):
+        return f"workload={point.workload.name} needs a GPU without a rank, which only one node has"
+    return workloads.of(point).on_one_node(point)

@@ -13,7 +13,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from omegaconf import DictConfig
 
 from overlap_sweep import workloads
@@ -31,7 +30,6 @@ from overlap_sweep.results.run_directory import (
     RESULT_FILE,
     Attempt,
     Result,
-    Status,
     clear,
     log_file,
     now,
@@ -40,7 +38,7 @@ from overlap_sweep.results.run_directory import (
     write_atomically,
     write_result,
 )
-from overlap_sweep.runtime.channel import free_port
+from overlap_sweep.runtime.channel import Reply, free_port
 from overlap_sweep.runtime.group import GROUP_LOG, WorkerPool, shared_pool
 from overlap_sweep.runtime.group_config import (
     check_instruments,
@@ -51,24 +49,19 @@ from overlap_sweep.runtime.group_config import (
     environment_of,
     machine_of,
 )
-from overlap_sweep.runtime.kept import LASTING, check_store, kept_result, remember, remembered, whole_result
-from overlap_sweep.runtime.nodes import take, with_hosts
-from overlap_sweep.runtime.outcome import Outcome, in_short, outcomes, tail
-from overlap_sweep.runtime.placement import nodes_of
-from overlap_sweep.runtime.placement import refusal as placement_refusal
+from overlap_sweep.runtime.kept import check_store, kept_result, remember, remembered, whole_result
+from overlap_sweep.runtime.nodes import nodes_of, nodes_refusal, take, with_hosts
+from overlap_sweep.runtime.outcome import Outcome, in_short, outcomes, stop_if_requested, tail
 from overlap_sweep.runtime.progress import announce, measuring, shown_waiting
 from overlap_sweep.runtime.stacks import gather
-from overlap_sweep.runtime.stopping import stop_if_requested
 from overlap_sweep.workloads import Here, memory
 
 LOG_TAIL_LINES = 20
 LONGEST_ERROR = 10_000
 """Longest recorded error, in characters; some exceptions print their data."""
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "cuda": {"precision": "bf16", "workload": {"tokens": 8192, "repeats": 21}},
-    "cpu": {"precision": "fp32", "workload": {"tokens": 128, "repeats": 7}},
-}
-"""Values of options that are null, by device."""
+PRECISION_OF = {"cuda": "bf16", "cpu": "fp32"}
+OPTIONS_OF = {"cuda": {"tokens": 8192, "repeats": 21}, "cpu": {"tokens": 128, "repeats": 7}}
+"""Values of `precision`, and of options of `workload`, that are null, by device."""
 LEAST_LIMIT_S = 30.0
 """Shortest time limit: a first pass may compile, and a profile may be written."""
 
@@ -115,10 +108,9 @@ def resolve(config: DictConfig) -> ResolvedPoint:
         raise UserError(
             f"{too_many} needs {needed} GPUs{of_node}, but {visible} are visible; {mend}, or runtime.device=cpu."
         )
-    defaults = DEFAULTS[runtime.device]
     if not (schema.precision_from and getattr(asked, schema.precision_from)):
-        asked.precision = asked.precision or defaults["precision"]
-    for name, value in defaults["workload"].items():
+        asked.precision = asked.precision or PRECISION_OF[runtime.device]
+    for name, value in OPTIONS_OF[runtime.device].items():
         if hasattr(options, name) and getattr(options, name) is None:
             setattr(options, name, value)
     check_multicast(runtime, os.environ)
@@ -156,7 +148,7 @@ def _refuse_idle(asked: ModelConfig) -> None:
 
 @cache
 def _resolved_model(model: tuple[tuple[str, Any], ...]) -> ResolvedModel:
-    return msgspec.convert(model_forms.resolve(dict(model)), ResolvedModel)
+    return model_forms.resolve(Model(**dict(model)))
 
 
 def run_point(config: DictConfig, directory: Path, may_keep: bool = False) -> float:
@@ -184,7 +176,7 @@ class TimeLimits:
     """Time limits of points, learnt from the durations of similar ones, and of what a search measures."""
 
     def __init__(self) -> None:
-        self._longest_s: dict[tuple[Any, ...], float] = defaultdict(float)
+        self._longest_s: dict[tuple[object, ...], float] = defaultdict(float)
         self._ends_s = math.inf
 
     @contextmanager
@@ -214,7 +206,7 @@ class TimeLimits:
         return min(most_s, max(0.0, self._ends_s - time.monotonic()))
 
 
-def _kind(point: ResolvedPoint) -> tuple[Any, ...]:
+def _kind(point: ResolvedPoint) -> tuple[object, ...]:
     """Returns a key of the properties that roughly determine the duration of a point."""
     workload, options = workloads.of(point), point.workload
     common = (point.model.name, point.world_size, point.backend, point.precision)
@@ -236,45 +228,43 @@ def measure(point: ResolvedPoint, directory: Path) -> Result:
     """Measures the point in a group of workers, with retries, and returns its result, which is written."""
     clear(directory)
     workload = workloads.of(point)
-    reason = placement_refusal(point) or workload.refusal(point) or _memory_refusal(point)
+    reason = nodes_refusal(point) or workload.refusal(point) or _memory_refusal(point)
     if reason:
-        return _without_times(point, directory, "skipped", reason, started=now())
+        return _without_times(point, directory, Reply("skipped", reason), now())
     for variant, settings in workload.overlap_configs(point).items():
         write_atomically(directory / settings_file(variant), overlap_cfg.text(settings).encode())
     earlier: list[Attempt] = []
     pool = shared_pool(directory / GROUP_LOG)
     for left in reversed(range(point.runtime.retries + 1)):
-        started, log_starts = now(), {log: _size(log) for log in _logs(point, directory)}
+        logs = [directory / log_file(node) for node in range(point.nodes)]
+        started, log_starts = now(), {log: log.stat().st_size if log.exists() else 0 for log in logs}
         limit_s = limits.limit_s(point)
         with shown_waiting(measuring(directory.name, limit_s)):
             reply = _attempt(pool, point, directory, limit_s, earlier)
-        if reply["status"] in LASTING:
+        if reply.status == "ok":
+            result = read_result(directory / RESULT_FILE)
+            limits.learn(result)
+            return result
+        error, said = reply.error[:LONGEST_ERROR], ""
+        if reply.status == "skipped":
             break
-        if reply["status"] == "timeout" and limits.are_over:
-            reply["error"] = f"search.max_minutes ended it after {limit_s:.0f} s"
-        log = directory / log_file(reply.get("node", 0))
+        if reply.status == "timeout" and limits.are_over:
+            error = f"search.max_minutes ended it after {limit_s:.0f} s"
+        log, why = directory / log_file(reply.node), in_short(f"{reply.status}: {error}")
         said = tail(log, LOG_TAIL_LINES, log_starts[log])
-        error = "\n".join([reply["error"][:LONGEST_ERROR], *gather(directory, log)])
-        if reply.get("final") or limits.are_over:
+        error = "\n".join([error, *gather(directory, log)])
+        if reply.final or limits.are_over:
             break
         # A new group and an empty directory, so that neither leftover state nor files affect the next attempt.
         pool.close()
         clear(directory)
         if left:
-            why = in_short(f"{reply['status']}: {reply['error']}")
-            print(
-                visible(f"again   {directory.name}  {why}  (attempt {len(earlier) + 2} of {len(earlier) + 1 + left})"),
-                flush=True,
-            )
-            earlier.append(Attempt(status=reply["status"], error=error, started=started, where=platform.node()))
+            attempt = f"attempt {len(earlier) + 2} of {len(earlier) + 1 + left}"
+            print(visible(f"again   {directory.name}  {why}  ({attempt})"), flush=True)
+            earlier.append(Attempt(status=reply.status, error=error, started=started, where=platform.node()))
             stop_if_requested()
-    if reply["status"] == "ok":
-        result = read_result(directory / RESULT_FILE)
-        limits.learn(result)
-        return result
-    error = reply["error"][:LONGEST_ERROR] if reply["status"] == "skipped" else "\n".join(filter(None, (error, said)))
-    more = {"started": started, "earlier_attempts": earlier, "relative_error": reply.get("relative_error", {})}
-    return _without_times(point, directory, reply["status"], error, **more)
+    error = "\n".join(filter(None, (error, said)))
+    return _without_times(point, directory, replace(reply, error=error), started, earlier)
 
 
 def _memory_refusal(point: ResolvedPoint) -> str | None:
@@ -294,8 +284,7 @@ def _memory_refusal(point: ResolvedPoint) -> str | None:
 
 def _attempt(
     pool: WorkerPool, point: ResolvedPoint, directory: Path, limit_s: float, earlier: Sequence[Attempt]
-) -> dict[str, Any]:
-    """Returns `status`, `error` unless that is `ok`, and `final` if another attempt would fail alike."""
+) -> Reply:
     try:
         if workloads.of(point).run_here:
             # Idle workers would disturb the measurement.
@@ -304,18 +293,17 @@ def _attempt(
         else:
             reply = pool.run(point, directory, limit_s, earlier)
     except PointFailed as failure:
-        status = "timeout" if failure.timed_out else "failed"
-        return {"status": status, "error": str(failure), "final": failure.final, "node": failure.node}
+        return Reply("timeout" if failure.timed_out else "failed", str(failure), failure.final, node=failure.node)
     except NodeLost:
         # The first node may have written a result before the lost one had written its traces.
         clear(directory)
         raise
-    if reply["status"] == "ok" and whole_result(directory) is None:
-        return {"status": "failed", "error": f"the workers wrote no complete {RESULT_FILE}"}
-    return {**reply, "final": reply.get("sound", False)}
+    if reply.status == "ok" and whole_result(directory) is None:
+        return Reply("failed", f"the workers wrote no complete {RESULT_FILE}")
+    return reply
 
 
-def _run_here(point: ResolvedPoint, directory: Path, limit_s: float, earlier: Sequence[Attempt]) -> dict[str, Any]:
+def _run_here(point: ResolvedPoint, directory: Path, limit_s: float, earlier: Sequence[Attempt]) -> Reply:
     """Runs a point that starts its own processes, and writes its result. Returns a reply as workers do."""
     workload, started, clock = workloads.of(point), now(), time.perf_counter()
     assert workload.run_here
@@ -332,7 +320,7 @@ def _run_here(point: ResolvedPoint, directory: Path, limit_s: float, earlier: Se
     try:
         measured = workload.run_here(point, directory, here)
     except Refused as reason:
-        return {"status": "skipped", "error": str(reason)}
+        return Reply("skipped", str(reason))
     result = Result(
         name=directory.name,
         recorded=dict(point),
@@ -345,28 +333,24 @@ def _run_here(point: ResolvedPoint, directory: Path, limit_s: float, earlier: Se
         **measured,
     )
     write_result(directory, result)
-    return {"status": "ok"}
+    return Reply("ok")
 
 
-def _logs(point: ResolvedPoint, directory: Path) -> list[Path]:
-    return [directory / log_file(node) for node in range(point.nodes)]
-
-
-def _size(log: Path) -> int:
-    return log.stat().st_size if log.exists() else 0
-
-
-def _without_times(point: ResolvedPoint, directory: Path, status: Status, error: str, **more: Any) -> Result:
-    """Writes the result of a point that was not measured, with the reason."""
+def _without_times(
+    point: ResolvedPoint, directory: Path, reply: Reply, started: str, earlier: Sequence[Attempt] = ()
+) -> Result:
+    """Writes and returns the result of a point that was not measured, with the reason."""
     configs = workloads.of(point).overlap_configs(point)
     result = Result(
         name=directory.name,
         recorded=dict(point),
-        status=status,
-        error=error,
+        status=reply.status,
+        error=reply.error,
         settings=configs.get("", OverlapConfig()).slots,
+        relative_error=dict(reply.relative_error),
         environment=machine_of(point),
-        **more,
+        started=started,
+        earlier_attempts=list(earlier),
     )
     write_result(directory, result)
     return result

@@ -4,12 +4,11 @@ import hashlib
 import re
 from collections.abc import Callable, Collection, Sequence
 from functools import cache
-from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from overlap_sweep import backends, workloads
-from overlap_sweep.config import PointConfig
+from overlap_sweep.config import NO_PART_OF_A_POINT, PointConfig
 from overlap_sweep.declared import decode, short_key, spelled, spellings
 from overlap_sweep.hydra_adapter.composition import plain
 from overlap_sweep.hydra_adapter.overrides import as_typed, fixed_keys
@@ -17,7 +16,7 @@ from overlap_sweep.hydra_adapter.overrides import register as register_options
 from overlap_sweep.results.identity import HOW_TO_RUN
 from overlap_sweep.results.points import fitting
 from overlap_sweep.results.run_directory import last_sweep
-from overlap_sweep.runtime.placement import requested
+from overlap_sweep.runtime.nodes import requested
 
 
 @cache
@@ -26,7 +25,7 @@ def register() -> None:
     options use. Calling it again changes nothing."""
     own_backends = {name: {"backend": name} for name in ("auto", *backends.names())}
     register_options({name: workloads.schema(name) for name in workloads.names()}, {"backend": own_backends})
-    resolvers: dict[str, Any] = {
+    resolvers: dict[str, Callable[..., object]] = {
         "point_name": lambda *, _root_: point_name(
             _root_, list(map(as_typed, _root_.hydra.overrides.task)), _root_.hydra.callbacks.start.fixed_keys.split(",")
         ),
@@ -45,7 +44,7 @@ def register() -> None:
         OmegaConf.register_new_resolver(name, resolver, replace=True)
     # Called first with the whole sweep's configuration, whose cache Hydra passes on to every point: a point's own
     # overrides don't show what varies.
-    cached: dict[str, Callable[..., Any]] = {"sweep_dir": _sweep_dir, "fixed_keys": fixed_keys}
+    cached: dict[str, Callable[..., object]] = {"sweep_dir": _sweep_dir, "fixed_keys": fixed_keys}
     for name, resolver in cached.items():
         OmegaConf.register_new_resolver(name, resolver, replace=True, use_cache=True)
 
@@ -88,11 +87,8 @@ def _help_text(*, _root_: DictConfig) -> str:
     return help_text(_root_)
 
 
-_NOT_NAMED = (
-    *("hydra", "experiment=", "search.", "tuner.", "max_tp_size=", "resume=", "store=", "reuse=", "report="),
-    *(f"runtime.{name}=" for name in HOW_TO_RUN),
-)
-"""Prefixes of overrides that don't change what is measured and are not part of a name."""
+_NOT_NAMED = {"hydra", "experiment", *NO_PART_OF_A_POINT, *(f"runtime.{name}" for name in HOW_TO_RUN)}
+"""Options that don't change what is measured, and groups of them, which are not part of a name."""
 _ALWAYS_NAMED = {"workload", "model", "model.name"}
 _UNUSABLE = re.compile(r"[^A-Za-z0-9_.=,+-]+")
 """What names of run directories don't have."""
@@ -110,7 +106,7 @@ def point_name(config: DictConfig | PointConfig, overrides: Sequence[str], fixed
     varying, rest, also = [], [], spellings(schema)
     for override in (override.lstrip("+~") for override in overrides):
         key, equals, value = override.partition("=")
-        if key in named or override.startswith(_NOT_NAMED):
+        if key in named or {key, re.split("[./]", key)[0]} & _NOT_NAMED:
             continue
         # A sweeper's params have Python's spelling.
         value = value.lower() if value in ("True", "False") else also.get(key, {}).get(value, value)

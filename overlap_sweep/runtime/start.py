@@ -150,10 +150,10 @@ class Start(Callback):
     def __init__(self, fixed_keys: str) -> None:
         """Ignores `fixed_keys`: the parameter makes Hydra resolve and cache it with the whole sweep's configuration."""
 
-    def on_run_start(self, config: DictConfig, **_: Any) -> None:
+    def on_run_start(self, config: DictConfig, **_: object) -> None:
         _begin(config, "run")
 
-    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+    def on_multirun_start(self, config: DictConfig, **_: object) -> None:
         _begin(config, "sweep")
 
 

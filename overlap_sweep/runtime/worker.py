@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,9 +28,8 @@ from overlap_sweep.measure.instruments import instruments, say
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.results import run_directory
 from overlap_sweep.results.identity import RECORDED_PREFIXES
-from overlap_sweep.results.registry import decoded_point
 from overlap_sweep.results.run_directory import Result, log_file, now
-from overlap_sweep.runtime.channel import SECRET, connect
+from overlap_sweep.runtime.channel import SECRET, PointRequest, Reply, connect
 from overlap_sweep.runtime.stacks import stacks_written
 from overlap_sweep.workloads import memory
 
@@ -43,7 +41,7 @@ _BY_LINES = 1
 
 
 @dataclass(frozen=True)
-class Place:
+class RankNode:
     """The machine of a rank."""
 
     node: int
@@ -58,7 +56,7 @@ class Place:
         return (host, port) if self.nodes > 1 else None
 
 
-def main(address: str, device: str, timeout_s: float, place: Place, agent: int) -> None:
+def main(address: str, device: str, timeout_s: float, place: RankNode, agent: int) -> None:
     """Runs a rank in a process of torch's elastic agent, which sets LOCAL_RANK etc. in the environment."""
     end_with_parent(agent)
     _be_no_agent()
@@ -86,7 +84,7 @@ def _print_by_lines() -> None:
     library.setvbuf(ctypes.c_void_p.in_dll(library, "stdout"), None, _BY_LINES, 0)
 
 
-def _join(device: str, timeout_s: float, place: Place) -> Ranks:
+def _join(device: str, timeout_s: float, place: RankNode) -> Ranks:
     # The agent knows only the ranks of this machine.
     of_node = int(os.environ["LOCAL_WORLD_SIZE"])
     rank, world_size = place.node * of_node + int(os.environ["LOCAL_RANK"]), place.nodes * of_node
@@ -109,7 +107,7 @@ def _join(device: str, timeout_s: float, place: Place) -> Ranks:
     return Ranks(rank, world_size, here, place.node, place.nodes)
 
 
-def _store(place: Place, rank: int, world_size: int, timeout: timedelta) -> dist.Store:
+def _store(place: RankNode, rank: int, world_size: int, timeout: timedelta) -> dist.Store:
     """Returns the store at which all ranks meet. That of several machines listens at the interface which they use."""
     if place.address is None:
         return dist.FileStore(place.store, world_size)
@@ -128,14 +126,14 @@ def own_gpu() -> torch.device:
     return torch.device("cuda", int(os.environ["LOCAL_RANK"]))
 
 
-def _work(request: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
+def _work(request: PointRequest, ranks: Ranks) -> Reply:
     """Runs one point; rank 0 writes result.json if it is `ok`. Returns this rank's reply, with its status."""
-    directory, point = Path(request["directory"]), decoded_point(request["point"])
+    directory, point = request.directory, request.point
     started, clock = now(), time.perf_counter()
     workload = workloads.of(point)
     with (
         _output_to(directory / log_file(ranks.node)),
-        stacks_written(directory, ranks.rank, request["limit_s"]),
+        stacks_written(directory, ranks.rank, request.limit_s),
         instruments(point.runtime, ranks),
     ):
         _say_what_is_run(point, directory, ranks)
@@ -148,29 +146,28 @@ def _work(request: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
             after = conditions(ranks) if ranks.rank == 0 else {}
             say("ends")
         except Refused as reason:
-            return {"status": "skipped", "error": str(reason)}
+            return Reply("skipped", str(reason))
         except WrongNumbers as error:
-            return {"status": "failed", "error": str(error), "sound": True, "relative_error": error.relative_error}
+            return Reply("failed", str(error), final=True, relative_error=error.relative_error)
         except Exception as error:
             traceback.print_exc()
             sys.stderr.flush()
-            said = f"rank {ranks.rank}: {type(error).__name__}: {error}"
-            return {"status": "failed", "error": said, "node": ranks.node}
+            return Reply("failed", f"rank {ranks.rank}: {type(error).__name__}: {error}", node=ranks.node)
     if ranks.rank == 0:
         result = Result(
             name=directory.name,
-            recorded=request["point"],
+            recorded=dict(point),
             status="ok",
             settings=workload.overlap_configs(point).get("", OverlapConfig()).slots,
-            environment=environment(ranks.device, request["machine"]),
+            environment=environment(ranks.device, request.machine),
             conditions={"before": before, "after": after},
             started=started,
             wall_s=time.perf_counter() - clock,
-            earlier_attempts=request["earlier_attempts"],
+            earlier_attempts=list(request.earlier_attempts),
             **measured,
         )
         run_directory.write_result(directory, result)
-    return {"status": "ok"}
+    return Reply("ok")
 
 
 def _check_memory(point: ResolvedPoint, ranks: Ranks) -> list[str]:

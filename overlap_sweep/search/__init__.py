@@ -19,7 +19,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from overlap_sweep.results.estimate import Estimate, estimate
+from overlap_sweep.results.estimate import Estimate, estimate, standard_deviation
 from overlap_sweep.results.records import Noises
 from overlap_sweep.workloads import Sample
 
@@ -216,5 +216,5 @@ def _spread(groups: Iterable[Sequence[float]], deviations: float) -> float:
     freedom = sum(len(group) - 1 for group in repeated)
     if not freedom:
         return 0.0
-    deviation = math.sqrt(sum(statistics.variance(g) * (len(g) - 1) for g in repeated) / freedom)
+    deviation = math.sqrt(sum(standard_deviation(g) ** 2 * (len(g) - 1) for g in repeated) / freedom)
     return deviations * (1 + deviations / (2 * freedom)) * deviation

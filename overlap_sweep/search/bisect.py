@@ -86,7 +86,7 @@ def _entry(candidates: Sequence[Candidate]) -> Candidate:
 
     def rank(candidate: Candidate) -> tuple[float, float]:
         usual = [
-            space.USERBUFFERS_DEFAULTS[setting["method"]].items() & setting.items()
+            space.USERBUFFERS_DEFAULTS[space.method_of(setting)].items() & setting.items()
             for setting in candidate.settings.values()
         ]
         away = sum(abs(math.log2(count / USUAL_NUM_SM)) for count in candidate.num_sms.values())

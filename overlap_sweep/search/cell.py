@@ -7,17 +7,16 @@ from collections import defaultdict
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 from overlap_sweep.overlap import space
-from overlap_sweep.overlap.space import Setting
+from overlap_sweep.overlap.space import KnobValue, Setting
 from overlap_sweep.results.estimate import Estimate
 from overlap_sweep.search import Failure, mean
 
 ORDINAL = "num_sm"
 """The knob along which time falls and then rises; other knobs are tried one value at a time."""
 
-Arm = tuple[Any, ...]
+Arm = tuple[tuple[str, tuple[tuple[str, KnobValue], ...]], ...]
 """Key of candidates that differ only in num_sm."""
 
 MOST_FAILURES = 2
@@ -28,7 +27,7 @@ MOST_FAILURES = 2
 class Candidate:
     """Settings of the slots of one pass; hashable. Without slots it is `none`."""
 
-    slots: tuple[tuple[str, tuple[tuple[str, Any], ...]], ...] = ()
+    slots: Arm = ()
 
     @classmethod
     def of(cls, settings: Mapping[str, Setting]) -> Candidate:
@@ -42,12 +41,12 @@ class Candidate:
     @cached_property
     def methods(self) -> dict[str, str]:
         """Returns the methods by slot."""
-        return {slot: setting["method"] for slot, setting in self.settings.items()}
+        return {slot: space.method_of(setting) for slot, setting in self.settings.items()}
 
     @cached_property
     def num_sms(self) -> dict[str, int]:
         """Returns num_sm by slot, for slots that have one."""
-        return {slot: setting[ORDINAL] for slot, setting in self.settings.items() if ORDINAL in setting}
+        return {slot: space.num_sm_of(setting) for slot, setting in self.settings.items() if ORDINAL in setting}
 
     @cached_property
     def arm(self) -> Arm:
@@ -105,10 +104,10 @@ class Cell:
         found = [c for c in self.candidates if c.arm == candidate.arm and {**c.num_sms, slot: None} == others]
         return sorted(found, key=lambda other: other.num_sms[slot])
 
-    def flips(self, candidate: Candidate) -> dict[tuple[str, str], dict[Any, list[Candidate]]]:
+    def flips(self, candidate: Candidate) -> dict[tuple[str, str], dict[KnobValue | None, list[Candidate]]]:
         """Returns the candidates that differ from this one in one categorical knob, and perhaps num_sm: by slot and
         knob, then by its value. With two slots, one may also have the method `none`."""
-        found: dict[tuple[str, str], dict[Any, list[Candidate]]] = defaultdict(lambda: defaultdict(list))
+        found: dict[tuple[str, str], dict[KnobValue | None, list[Candidate]]] = defaultdict(lambda: defaultdict(list))
         for slot in candidate.settings:
             rest = Candidate(tuple(item for item in candidate.slots if item[0] != slot))
             if rest in self.candidates:

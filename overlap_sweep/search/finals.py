@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Literal
 
 from overlap_sweep import workloads
 from overlap_sweep.results import verdict
-from overlap_sweep.results.estimate import Estimate
 from overlap_sweep.results.records import Finalist, KnobFinal
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.search import Setting
@@ -78,10 +77,11 @@ def hold(searches: Sequence[Searching], rounds: int) -> KnobFinal:
     # What was measured before the first round was over has nothing to be compared with.
     measured = [entry for entry in entries if entry.results] if held else []
     compared = {entry.searching.space.label for entry in measured}
+    amounts = {_searchable(entry).sample(entry.results[0]).amount for entry in measured}
     return KnobFinal(
         rounds=held,
         finalists=_judged(measured),
-        work_of=_work_of(measured),
+        work_of=measured[0].searching.space.label if len(amounts) > 1 else "",
         left_out={label: reason for label, reason in failed.items() if label not in compared},
         stopped=stopped,
     )
@@ -93,18 +93,17 @@ def _searchable(entry: Entry) -> Searchable:
     return found
 
 
-def _work_of(entries: Sequence[Entry]) -> str:
-    amounts = {_searchable(entry).sample(entry.results[0]).amount for entry in entries}
-    return entries[0].searching.space.label if len(amounts) > 1 else ""
-
-
 def _judged(entries: Sequence[Entry]) -> list[Finalist]:
     """Returns the entries from fast to slow. What deviates from most others is neither the fastest nor a tie."""
     if not entries:
         return []
-    first, of = entries[0].results[0], _searchable(entries[0])
+    of = _searchable(entries[0])
     deviating = [_deviation(entry, entries, of) for entry in entries]
-    estimates = _estimates([entry.results for entry in entries], of, of.sample(first).amount)
+    amount = of.sample(entries[0].results[0]).amount
+    samples = [[of.sample(result) for result in entry.results] for entry in entries]
+    times = [[sample.scaled(amount / sample.amount).times_us for sample in own] for own in samples]
+    limited = [any(result.launch_bound for result in entry.results) for entry in entries]
+    estimates = verdict.times_of_steps(times, limited, entries[0].results[0].point.runtime.device)
     order = sorted(range(len(entries)), key=lambda index: estimates[index].time_us)
     sound = [index for index in order if not deviating[index]]
     ties = verdict.ties(sound, lambda index: estimates[index])
@@ -123,14 +122,6 @@ def _judged(entries: Sequence[Entry]) -> list[Finalist]:
         )
         for index in order
     ]
-
-
-def _estimates(repeated: Sequence[Sequence[Result]], of: Searchable, amount: float) -> list[Estimate]:
-    """Returns the time of each setting for `amount` of work, with the noise between its points."""
-    samples = [[of.sample(result) for result in results] for results in repeated]
-    times = [[sample.scaled(amount / sample.amount).times_us for sample in own] for own in samples]
-    limited = [any(result.launch_bound for result in results) for results in repeated]
-    return verdict.times_of_steps(times, limited, repeated[0][0].point.runtime.device)
 
 
 def _deviation(entry: Entry, entries: Sequence[Entry], of: Searchable) -> str:

@@ -320,12 +320,10 @@ def _contribution(trail: KnobTrail, samples: Samples, best: Setting, index: int)
 
 def _known_share(sources: list[Samples], slower: Setting | None, faster: Setting | None) -> Gain | None:
     """Returns the gain from the first source with samples of both settings."""
-    for samples in sources:
-        if slower in samples.of and faster in samples.of:
-            assert slower is not None
-            assert faster is not None
-            return _share(samples, slower, faster)
-    return None
+    if slower is None or faster is None:
+        return None
+    found = (samples for samples in sources if {slower, faster} <= samples.of.keys())
+    return next((_share(samples, slower, faster) for samples in found), None)
 
 
 def _share(samples: Samples, slower: Setting, faster: Setting) -> Gain:

@@ -8,11 +8,10 @@ the same data in another order or at another speed, in all operators that are pa
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from overlap_sweep import backends
 from overlap_sweep.overlap import space
-from overlap_sweep.overlap.space import Setting
+from overlap_sweep.overlap.space import KnobValue, Setting
 from overlap_sweep.results.identity import environment_identity, key_of
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.workloads.operator.choice import slots_in_pass, wrong_passes
@@ -23,11 +22,11 @@ _OF_SCHEDULE = ("num_sm", "num_splits", "cga_size", "set_sm_margin", "comm_prior
 
 _Machine = tuple[str, bool, str, str]
 """Module of the backend, whether it overlaps by cuBLASMp, precision, key of the environment."""
-_Kind = frozenset[Any]
+_Kind = frozenset[tuple[str, str, frozenset[tuple[str, KnobValue]]]]
 """The slots of a pass by phase and kind of parallelism, with their settings without schedule."""
 
 
-Listed = Callable[[Mapping[str, Any], str, Setting, Mapping[str, Any]], str | None]
+Listed = Callable[[Resolved, str, Setting, Mapping[str, object]], str | None]
 """`known_wrong` of a backend."""
 
 
@@ -51,7 +50,7 @@ class KnownWrong:
                 own = self._found.setdefault(_machine(result.point_as(Resolved), result.environment), {})
                 own.setdefault(_kind(settings), reason)
 
-    def reason(self, point: Resolved, settings: Mapping[str, Setting], environment: Mapping[str, Any]) -> str | None:
+    def reason(self, point: Resolved, settings: Mapping[str, Setting], environment: Mapping[str, object]) -> str | None:
         """Returns why the settings of a pass are known to compute wrong numbers in this environment, or None."""
         listed: Listed | None = getattr(backends.load(point.backend), "known_wrong", None)
         reasons = (listed(point, slot, setting, environment) for slot, setting in settings.items() if listed)
@@ -61,15 +60,15 @@ class KnownWrong:
         return next((reason for wrong, reason in own.items() if wrong <= kind), None)
 
 
-def _machine(point: Resolved, environment: Mapping[str, Any]) -> _Machine:
+def _machine(point: Resolved, environment: Mapping[str, object]) -> _Machine:
     module = backends.BACKENDS[point.backend]
     return module, bool(point.with_cublasmp), point.precision, key_of(environment_identity(environment))
 
 
 def _kind(settings: Mapping[str, Setting]) -> _Kind:
-    def of_slot(slot: str, setting: Setting) -> Any:
+    found = set()
+    for slot, setting in settings.items():
         operator, _, phase = slot.partition("_")
         data = frozenset((knob, value) for knob, value in setting.items() if knob not in _OF_SCHEDULE)
-        return space.OPERATORS[operator], phase, data
-
-    return frozenset(of_slot(slot, setting) for slot, setting in settings.items())
+        found.add((space.OPERATORS[operator], phase, data))
+    return frozenset(found)

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from hydra.core.utils import JobReturn
 from hydra.plugins.launcher import Launcher
@@ -86,7 +85,7 @@ class SearchInputs:
     """The whole sweep's configuration."""
     context: HydraContext
     launcher: Launcher
-    params: Mapping[str, Any]
+    params: Mapping[str, object]
     """Values to search, by key; those of `arguments` win."""
     arguments: Sequence[str]
     """The command line's overrides that are not Hydra's."""

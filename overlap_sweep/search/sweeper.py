@@ -30,9 +30,9 @@ from overlap_sweep.search.tasks import (
     read_choices,
     side_by_side,
 )
+from overlap_sweep.workloads import read_sources
 from overlap_sweep.workloads.operator.answer import CaseAnalysis, OperatorAnalysis, analyse_operators
 from overlap_sweep.workloads.operator.config import Resolved
-from overlap_sweep.workloads.sections import read_sources
 
 Gate = Callable[[Sequence[Task]], str | None]
 """Takes the operators of a case with their baselines; returns why they are not worth a search, or None."""

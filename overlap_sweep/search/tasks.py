@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product, zip_longest
-from typing import Any
 
 from omegaconf import DictConfig
 
@@ -21,7 +20,7 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.hydra_adapter.overrides import override_value
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.overlap_cfg import process_wide
-from overlap_sweep.overlap.space import Setting
+from overlap_sweep.overlap.space import KnobValue, Setting
 from overlap_sweep.results.estimate import estimate, normalised
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.runtime.point import resolve
@@ -39,7 +38,7 @@ SEARCHED = ("phase", "method", *space.KNOBS)
 """Keys that a search chooses; combinations of other keys' values are searched separately."""
 
 
-Choices = Mapping[str, Sequence[Any]]
+Choices = Mapping[str, Sequence[KnobValue | None]]
 """Values of each key of SEARCHED, preferred ones first. None is the backend's default of a knob; `phase` has one
 value."""
 
@@ -75,7 +74,7 @@ def candidates(point: Resolved, choices: Choices) -> tuple[dict[str, list[Candid
     """Returns the valid settings of the point's operator by pass, without `none`, and the numbers of refused ones by
     reason."""
     operator, refusal = point.operator, workloads.load("operator").refusal
-    (phase,) = choices["phase"]
+    (phase,) = map(str, choices["phase"])
     phases = space.PHASES if phase == "all" else (phase,)
     found: dict[str, list[Candidate]] = {name: [] for name in space.PASSES}
     refused: Counter[str] = Counter()
@@ -97,7 +96,7 @@ def candidates(point: Resolved, choices: Choices) -> tuple[dict[str, list[Candid
 def _settings(point: Resolved, phase: str, choices: Choices) -> list[Setting]:
     """Returns the distinct settings of one slot. Only knobs that the backend supports are varied."""
     operator, supported = point.operator, backends.load(point.backend).knobs(point)
-    found: dict[Any, Setting] = {}
+    found: dict[tuple[tuple[str, KnobValue], ...], Setting] = {}
     for method in (method for method in choices["method"] if method in space.methods_of(operator, phase)):
         names = [knob for knob in space.knobs_of(operator, phase, method) if knob in supported]
         for values in product(*(choices.get(name, (None,)) for name in names)):
@@ -139,9 +138,9 @@ class Running:
             self.trail.record(self.answers)
             self.wanted, self.trail.stopped = [], why_spent
 
-    def _next(self, answers: Any) -> Sequence[Candidate]:
+    def _next(self, answers: dict[Candidate, Measured] | None) -> Sequence[Candidate]:
         try:
-            return self._steps.send(answers)
+            return next(self._steps) if answers is None else self._steps.send(answers)
         except StopIteration as stop:
             self.trail.stopped = str(stop.value)
             return []
@@ -185,7 +184,7 @@ class Task:
     """`workload.noise_goal` of its points, except the baseline."""
     baseline: Result | None = None
     running: dict[str, Running] = field(default_factory=dict)
-    counts: Counter[Any] = field(default_factory=Counter)
+    counts: Counter[frozenset[tuple[str, Candidate]]] = field(default_factory=Counter)
     """How often each combination was requested."""
 
     @property
@@ -224,7 +223,7 @@ class Task:
         return [self.request(settings) for settings in side_by_side({n: r.unanswered for n, r in self.running.items()})]
 
     @property
-    def _environment(self) -> Mapping[str, Any]:
+    def _environment(self) -> Mapping[str, object]:
         assert self.baseline
         return self.baseline.environment
 

@@ -6,10 +6,10 @@ comparisons and histories, for every workload in the same way.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, NamedTuple, Protocol, Self, TypeVar
+from typing import ClassVar, Generic, Literal, NamedTuple, Protocol, Self, TypeVar
 
 from overlap_sweep.declared import SCHEDULES, Role
 from overlap_sweep.report.causes import Side, first_traced
@@ -17,9 +17,11 @@ from overlap_sweep.report.charts import Key as Part
 from overlap_sweep.report.numbers import as_us
 from overlap_sweep.report.section import Exhibit, File
 from overlap_sweep.report.table import PointRow, Table
+from overlap_sweep.results import verdict
 from overlap_sweep.results.comparable import Key, Sample
-from overlap_sweep.results.estimate import Estimate
+from overlap_sweep.results.estimate import Estimate, estimate
 from overlap_sweep.results.gain import Gain
+from overlap_sweep.results.measured import Timing
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.provenance import different_environments
 from overlap_sweep.results.run_directory import Result
@@ -48,19 +50,35 @@ class Case(Protocol):
     @property
     def nodes(self) -> int: ...
 
-    def _asdict(self) -> dict[str, Any]: ...
+    def __iter__(self) -> Iterator[object]: ...
+
+    def _asdict(self) -> dict[str, object]: ...
 
 
-class Times(Protocol):
-    """The times of one setting over its points."""
+@dataclass(frozen=True)
+class Times:
+    """The times of one setting over its points. Workloads add what else they measured."""
 
-    @property
-    def step(self) -> Estimate:
-        """Returns the time that settings are compared by, with its noise."""
+    step: Estimate
+    """Time that settings are compared by, of a step or of what else a point repeats, with its noise."""
+
+
+def time_of_point(timing: Timing) -> Times:
+    """Returns the median of a point's samples, with the noise within it."""
+    return Times(estimate(timing.samples_us))
+
+
+def step_times(settings: Sequence[Sequence[Point]], timing: Callable[[Point], Timing]) -> list[Times]:
+    """Returns the time of each setting whose points have one timing each: the mean of its points, with the noise
+    between points of all settings, and what such points typically differ by."""
+    samples_us = [[timing(point).samples_us for point in points] for points in settings]
+    limited = [any(point.launch_bound for point in points) for points in settings]
+    device = settings[0][0].config.runtime.device
+    return [Times(step) for step in verdict.times_of_steps(samples_us, limited, device)]
 
 
 C = TypeVar("C", bound=Case)
-T = TypeVar("T", bound=Times)
+T = TypeVar("T", bound=Times, covariant=True)
 
 
 @dataclass(frozen=True)
@@ -147,7 +165,7 @@ class SettingRow(Generic[T]):
         return in_brief({standing: bool(standing), **self.notes})
 
 
-R = TypeVar("R", bound=SettingRow[Any])
+R = TypeVar("R", bound=SettingRow[Times])
 
 
 @dataclass(frozen=True)
@@ -237,11 +255,11 @@ class Study(ABC, Generic[C, R]):
     """What the page says after the legend: how the best is chosen."""
     measured_as: ClassVar[str] = "Every point, as measured."
     """Caption of the table of all points."""
-    points_table: ClassVar[Table[Any]]
-    compared: ClassVar[Table[Any]]
-    """The settings of one case; its rows are rows."""
-    answers: ClassVar[Table[Any]]
-    """The best setting of each case; its rows are analyses."""
+    points_table: Table[PointRow[R]]
+    compared: Table[R]
+    """The settings of one case."""
+    answers: Table[CaseAnalysis[C, R]]
+    """The best setting of each case."""
     points_key: ClassVar[str]
     """Name of the table of points in tuning_report.json."""
     use: ClassVar[str] = "Run"
@@ -291,9 +309,9 @@ class Study(ABC, Generic[C, R]):
         """Returns what changing the option changes."""
         return (SCHEDULES,)
 
-    def order(self, case: C) -> Any:
+    def order(self, case: C) -> tuple[object, ...]:
         """Returns the sort key of a case."""
-        return case
+        return tuple(case)
 
     def to_use(self, analysis: CaseAnalysis[C, R]) -> str:
         """Returns the command or overrides that give the best setting; empty if nothing is needed."""
@@ -351,11 +369,11 @@ class Study(ABC, Generic[C, R]):
         """Returns files besides tables and charts. `rows`: all points."""
         return []
 
-    def report(self, analysis: CaseAnalysis[C, R]) -> Mapping[str, Any]:
+    def report(self, analysis: CaseAnalysis[C, R]) -> Mapping[str, object]:
         """Returns further contents of a case's entry in tuning_report.json."""
         return {}
 
-    def report_of_row(self, row: R) -> Mapping[str, Any]:
+    def report_of_row(self, row: R) -> Mapping[str, object]:
         """Returns further contents of a setting's entry there."""
         return {"options": row.options}
 

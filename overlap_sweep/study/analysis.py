@@ -5,7 +5,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import ceil, isnan
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from overlap_sweep.report.numbers import counted, shortened, some_of
 from overlap_sweep.results import verdict
@@ -218,8 +218,7 @@ def _with_times_of_proof(study: Study[C, R], rows: Sequence[R], searches: Search
 
 
 def _timed(row: R, time_us: float) -> R:
-    times: Any = row.times
-    return replace(row, times=replace(times, step=replace(row.step, time_us=time_us)))
+    return replace(row, times=replace(row.times, step=replace(row.step, time_us=time_us)))
 
 
 def _of_finals(rows: Sequence[R], searches: Searches) -> Decision | None:

@@ -31,7 +31,7 @@ def exhibits(study: Study[C, R], analysis: CaseAnalysis[C, R]) -> list[Exhibit]:
         Exhibit(chart=partial(settings_bars, study, analysis)),
         *study.charts(analysis),
         *_streams(study, analysis),
-        causes.exhibit(sides(study, analysis)),
+        causes.exhibit({"": sides(study, analysis)}),
     ]
 
 

@@ -6,15 +6,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from overlap_sweep.overlap import space
-from overlap_sweep.report import causes, table
+from overlap_sweep.report import causes
 from overlap_sweep.report.comparison import Comparing
 from overlap_sweep.report.numbers import as_us
 from overlap_sweep.report.section import Answer, Section, Sources
 from overlap_sweep.report.table import Column, Kind, Listing, PointRow, Table, attribute, points_table, through
 from overlap_sweep.results.comparable import Comparable, KeyedTime
+from overlap_sweep.results.measured import Scalar
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.provenance import measured_on, recorded
 from overlap_sweep.results.records import Records
@@ -23,6 +24,8 @@ from overlap_sweep.study import C, CaseAnalysis, R, Study
 from overlap_sweep.study.analysis import analyse, point_row
 from overlap_sweep.study.exhibits import exhibits
 from overlap_sweep.study.words import card, cautions, sentences
+
+T = TypeVar("T")
 
 MOST_ROWS = 40
 """Settings on a terminal."""
@@ -49,10 +52,10 @@ CHOSEN: Row = attribute("chosen", "The best setting among those that are compare
 NOTE: Row = attribute("", "", "text", "note", header="note", style="reason")
 
 
-def knob_columns(setting: Callable[[Any], Mapping[str, Any] | None]) -> list[Column[Any]]:
+def knob_columns(setting: Callable[[T], Mapping[str, Scalar] | None]) -> list[Column[T]]:
     """Returns a column for each knob of tensor-parallel overlap. `setting`: returns that of a row, None for none."""
 
-    def value(row: object, knob: str) -> Any:
+    def value(row: T, knob: str) -> Scalar:
         found = (setting(row) or {}).get(knob)
         # Files may spell flags as 0 and 1.
         return found if found is None or knob in space.NUMBERS else bool(found)
@@ -123,12 +126,7 @@ def tables(name: str, case: Iterable[Case], asked: Iterable[Row], measured: Iter
     own = (*measured, attribute("launch_bound", kind="flag"))
     of_best = (through(column, attrgetter("answer")) for column in (RUNS, *own))
     return Tables(
-        points_table(
-            name,
-            "one row per point",
-            (table.POINT, table.DIRECTORY, *asked, table.STATUS, table.ERROR),
-            (*own, CHOSEN, NOTE),
-        ),
+        points_table(name, "one row per point", asked, (*own, CHOSEN, NOTE)),
         Table(name, "one row per setting", (setting(), RUNS, over_reference(reference), *own, NOTE)),
         Table(
             name,
@@ -186,7 +184,6 @@ def section(study: Study[C, R], sources: Sources) -> Section | None:
         },
         decided=Listing(study.answers, analyses),
         files=study.files(rows),
-        launch_bound=sum(row.is_launch_bound for row in rows),
         problems=[problem for reading in traces.values() for problem in reading.problems],
         warnings=[warning for reading in traces.values() for warning in reading.warnings],
     )
@@ -216,7 +213,7 @@ def _answer(study: Study[C, R], analysis: CaseAnalysis[C, R]) -> Answer:
     )
 
 
-def _report(study: Study[C, R], analysis: CaseAnalysis[C, R]) -> dict[str, Any]:
+def _report(study: Study[C, R], analysis: CaseAnalysis[C, R]) -> dict[str, object]:
     """Returns a case's entry in tuning_report.json: the best setting and all `settings`."""
     (best,) = study.answers.records([analysis])
     return {

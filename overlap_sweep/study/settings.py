@@ -3,16 +3,17 @@
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Any
 
-Options = dict[str, Any]
+from overlap_sweep.results.measured import Scalar
+
+Options = dict[str, Scalar]
 """Values by dotted name; an option that is not set is missing or None."""
 
 DEFAULTS = "defaults"
 """Name of the setting in which no option is changed."""
 
 
-def value_in_words(value: Any) -> str:
+def value_in_words(value: Scalar) -> str:
     """Returns the value as it is typed on the command line."""
     if isinstance(value, bool):
         return str(value).lower()
@@ -32,8 +33,8 @@ class Naming:
 
     brief: Callable[[str], str] = last_part
     """Returns an option's short name."""
-    value: Callable[[Any], str] = value_in_words
-    usual: Callable[[Options, str], Any] = lambda options, name: None
+    value: Callable[[Scalar], str] = value_in_words
+    usual: Callable[[Options, str], Scalar] = lambda options, name: None
     """Returns the option's default beside these options."""
     ignored: Collection[str] = ()
     """Options that are never shown nor counted as changes."""
@@ -62,7 +63,7 @@ class Naming:
         number = float(value) if isinstance(value, int | float) else inf
         return value != self.usual(options, name), number, self.value(value)
 
-    def simplicity(self, options: Options) -> tuple[Any, ...]:
+    def simplicity(self, options: Options) -> tuple[int, list[tuple[bool, float, str]]]:
         """Returns a sort key that puts settings with fewer changed options first."""
         return len(self.changed(options)), [self.order(options, name) for name in sorted(options)]
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 from statistics import median, median_low
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -82,12 +82,13 @@ def summarise(rows: Iterable[TraceRow]) -> list[PhaseSummary]:
     for phase, members in phases.items():
         medians = {name: _median([getattr(row, name) for row in members]) for name in quantities}
         shorter_us = min(medians["gemm_us"], medians["comm_us"])
-        medians["overlap_ratio"] = medians["overlap_us"] / shorter_us if shorter_us else None
-        summaries.append(PhaseSummary(members[0].file, members[0].rank, phase, len(members), **medians))
+        ratio = medians["overlap_us"] / shorter_us if shorter_us else None
+        own = {"file": members[0].file, "rank": members[0].rank, "phase": phase, "iterations": len(members)}
+        summaries.append(msgspec.convert({**own, **medians, "overlap_ratio": ratio}, PhaseSummary))
     return summaries
 
 
-def _median(values: list[Any]) -> Any:
+def _median(values: list[float]) -> float:
     # The mean of two floats may end in digits that neither of them has.
     return median_low(values) if isinstance(values[0], int) else round(median(values), 9)
 

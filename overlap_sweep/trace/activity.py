@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from overlap_sweep.trace import smallest_period
 from overlap_sweep.trace.columns import NO_CORRELATION, Events, Trace
-from overlap_sweep.trace.intervals import Intervals, contains, merge, places_by_value
+from overlap_sweep.trace.intervals import contains, merge, places_by_value
 from overlap_sweep.trace.kernel_classes import KernelClass, Kind, classify
 
 FWD, BWD, NEITHER, RECOMPUTE = range(4)
@@ -68,14 +68,14 @@ def assign_device(trace: Trace, is_gemm: NDArray[np.bool_]) -> Assignment:
     if not known.any():
         return Assignment(np.zeros(len(launch), np.int64), np.full(len(launch), FWD, np.int8))
     moments, moment = np.unique(launch[known], return_inverse=True)
+    own = trace.launches[moments]
     launches_gemm = np.bincount(moment, is_gemm[known], len(moments)) > 0
-    assigned = _assign_moments(trace, trace.launches[moments], launches_gemm)
-    is_graph = _matches(trace, _GRAPH_LAUNCH)[trace.launches.label[moments]]
+    assigned = _assign_moments(trace, own, launches_gemm)
+    is_graph = trace.is_named(own, _GRAPH_LAUNCH)
     if is_graph.any() and not np.isin(assigned.pass_, (BWD, RECOMPUTE)).any():
         assigned.pass_[:] = NEITHER
-        if not _named(trace, _STEP).any():
-            by_graph = _iterations_by_graph(trace, trace.launches.start_ns[moments], is_graph, known, moment)
-            assigned.iteration[:] = by_graph
+        if not len(steps_of(trace)):
+            assigned.iteration[:] = _iterations_by_graph(trace, own.start_ns, is_graph, known, moment)
     rank = np.cumsum(known) - 1
     leader = _leaders(known, trace.device.lane, trace.device.start_ns)
     found = assigned[moment[rank[np.maximum(leader, 0)]]]
@@ -125,7 +125,7 @@ def assign_host(trace: Trace, chosen: NDArray[np.intp], is_span: NDArray[np.bool
     before it ends, that is the pass that launched it. The same holds for events on any other thread.
     """
     host = trace.host
-    backward, forward = np.unique(host.lane[_named(trace, _BACKWARD)]), np.unique(host.lane[trace.forward])
+    backward, forward = np.unique(host.lane[trace.is_named(trace.host, _BACKWARD)]), np.unique(host.lane[trace.forward])
     # Operators of helper threads may be numbered too; a thread that also runs backward is enough.
     lanes = backward if np.isin(backward, forward).any() else np.union1d(backward, forward)
     moments = np.flatnonzero(np.isin(host.lane, lanes)) if len(lanes) else np.arange(len(host))
@@ -141,21 +141,21 @@ def assign_host(trace: Trace, chosen: NDArray[np.intp], is_span: NDArray[np.bool
 def _assign_moments(trace: Trace, moments: Events, is_gemm: NDArray[np.bool_]) -> Assignment:
     """Returns iteration and pass of each moment. `is_gemm`: mask of the moments known to launch a GEMM."""
     pass_ = np.full(len(moments), FWD, np.int8)
-    backward = trace.host[_named(trace, _BACKWARD)]
+    backward = trace.host[trace.is_named(trace.host, _BACKWARD)]
     pass_[_inside(backward, moments)] = BWD
     # Collectives are numbered wherever they are called.
-    numbered = trace.host[trace.forward & ~_named(trace, _COLLECTIVE)]
+    numbered = trace.host[trace.forward & ~trace.is_named(trace.host, _COLLECTIVE)]
     recomputed = _inside(backward, numbered)
     pass_[_inside(numbered[recomputed], moments)] = RECOMPUTE
-    pass_[_inside(trace.host[_named(trace, _NEITHER)], moments)] = NEITHER
+    pass_[_inside(trace.host[trace.is_named(trace.host, _NEITHER)], moments)] = NEITHER
     is_forward = pass_ == FWD
     if len(numbered):
         surely = is_forward & _inside(numbered[~recomputed], moments)
-        pass_[_matches(trace, _GRAPH_LAUNCH)[moments.label] & is_forward & ~surely] = NEITHER
+        pass_[trace.is_named(moments, _GRAPH_LAUNCH) & is_forward & ~surely] = NEITHER
     else:
         # All that is not backward counts as forward; a GEMM is the best sign that another iteration has begun.
         surely = is_forward & (is_gemm | (not (is_forward & is_gemm).any()))
-    if len(steps := _steps(trace)):
+    if len(steps := steps_of(trace)):
         iteration = _iterations_by_step(trace, steps, moments.start_ns)
     else:
         iteration = _iterations_by_turn(moments.start_ns, pass_, surely)
@@ -179,18 +179,14 @@ def _last_backward_ns(
     return last_ns[place]
 
 
-def step_ranges(trace: Trace) -> Intervals:
+def steps_of(trace: Trace) -> Events:
     """Returns the ProfilerSteps on the host, by start."""
-    return _steps(trace).intervals
-
-
-def _steps(trace: Trace) -> Events:
-    steps = trace.host[_named(trace, _STEP)]
+    steps = trace.host[trace.is_named(trace.host, _STEP)]
     return steps[np.argsort(steps.start_ns)]
 
 
 def _iterations_by_step(trace: Trace, steps: Events, moments_ns: NDArray[np.int64]) -> NDArray[np.int64]:
-    numbers = np.array([int(trace.labels[label][1].partition("#")[2]) for label in steps.label])
+    numbers = np.array([int(trace.name(steps, i).partition("#")[2]) for i in range(len(steps))])
     step = np.searchsorted(steps.start_ns, moments_ns, side="right") - 1
     inside = (step >= 0) & (moments_ns < steps.end_ns[step])
     return np.where(inside, numbers[step], NO_ITERATION)
@@ -238,14 +234,6 @@ def _last_known(known: NDArray[np.bool_], order: NDArray[np.intp]) -> NDArray[np
     last = np.empty(len(order), np.intp)
     last[order] = np.where(place >= 0, order[place], -1)
     return last
-
-
-def _matches(trace: Trace, pattern: re.Pattern[str]) -> NDArray[np.bool_]:
-    return np.array([pattern.match(name) is not None for _, name in trace.labels], bool)
-
-
-def _named(trace: Trace, pattern: re.Pattern[str]) -> NDArray[np.bool_]:
-    return _matches(trace, pattern)[trace.host.label]
 
 
 def _inside(outer: Events, moments: Events) -> NDArray[np.bool_]:
@@ -300,7 +288,7 @@ def _outermost(trace: Trace, kind: NDArray[np.int8]) -> NDArray[np.intp]:
     order = np.lexsort((-host.end_ns, host.start_ns, host.lane))
     kept = order[kind[order] != IGNORE]
     # On the calling thread, a span of point-to-point communication lasts until it is waited for.
-    calling = np.isin(host.lane, np.unique(host.lane[_named(trace, _COLLECTIVE) | (kind == GEMM)]))
+    calling = np.isin(host.lane, np.unique(host.lane[trace.is_named(trace.host, _COLLECTIVE) | (kind == GEMM)]))
     swallowing = np.isin(kind[kept], (COMM, WAIT)) & ~calling[kept]
     kept = kept[~_within(host[kept], swallowing) | np.isin(kind[kept], (COMM, WAIT))]
     gemm = kept[kind[kept] == GEMM]

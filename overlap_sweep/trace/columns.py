@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from overlap_sweep.errors import UserError
+
+Key = TypeVar("Key")
 
 NO_CORRELATION = -1
 
@@ -122,10 +125,19 @@ class Trace:
     has_passes: bool = True
     """Whether it can tell which pass and iteration an event belongs to. Profilers of the device alone cannot."""
 
+    def name(self, events: Events, index: int) -> str:
+        return self.labels[events.label[index]][1]
 
-def numbering() -> defaultdict[Any, int]:
-    """Returns a mapping that numbers keys in the order of their first lookup."""
-    return defaultdict(itertools.count().__next__)
+    def is_named(self, events: Events, pattern: re.Pattern[str]) -> NDArray[np.bool_]:
+        """Returns a mask of the events whose names begin with the pattern."""
+        return np.array([pattern.match(name) is not None for _, name in self.labels], bool)[events.label]
+
+
+class Numbering(defaultdict[Key, int]):
+    """Numbers keys in the order of their first lookup."""
+
+    def __init__(self) -> None:
+        super().__init__(itertools.count().__next__)
 
 
 def check_number(path: Path, different: Collection[object], things: str, instead: str) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -39,9 +39,15 @@ from overlap_sweep.trace import (
 from overlap_sweep.trace.disk import is_gzip
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from overlap_sweep.trace.columns import Trace
 
 _T = TypeVar("_T")
+
+Cell = str | int | float | None
+"""Of a row of a table."""
 
 TEXT_BYTES_PER_S = 200e6
 GZIP_RATIO = 13
@@ -101,7 +107,7 @@ class RunRanks(msgspec.Struct, kw_only=True):
     """Ranks with a trace that could be analysed."""
     missing: list[int]
     """Ranks with no trace, or one that could not be analysed."""
-    rows: list[dict[str, Any]]
+    rows: list[dict[str, Cell]]
     """One row per phase, from medians: the slowest and the fastest rank and the skew between them in microseconds.
     Empty with fewer than two ranks."""
 
@@ -271,12 +277,16 @@ def decoded(content: bytes, kind: type[_T]) -> _T:
     return msgspec.msgpack.decode(content, type=kind, dec_hook=_of_plain)
 
 
-def _plain(value: Any) -> Any:
+_Plain = str | tuple[str, tuple[int, ...], bytes]
+"""A path, or type, shape and content of an array."""
+
+
+def _plain(value: Path | NDArray[np.generic]) -> _Plain:
     return str(value) if isinstance(value, Path) else (value.dtype.str, value.shape, value.tobytes())
 
 
-def _of_plain(kind: Any, plain: Any) -> Any:
-    if kind is Path:
+def _of_plain(kind: type, plain: _Plain) -> Path | NDArray[np.generic]:
+    if isinstance(plain, str):
         return Path(plain)
     # Imported here, because numpy is only needed to read traces.
     import numpy as np
@@ -343,7 +353,7 @@ def _ranks_of_run(name: str, files: dict[int, TraceFile]) -> RunRanks:
     for rank, file in read.items():
         for summary in summarise(file.steady_rows):
             by_phase.setdefault(summary.phase, {})[rank] = summary
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, Cell]] = []
     for phase, summaries in by_phase.items() if len(read) > 1 else ():
         slowest, fastest = (pick(summaries, key=lambda rank: summaries[rank].span_us) for pick in (max, min))
         summary = summaries[slowest]

@@ -1,11 +1,13 @@
 """Exact interval algebra on half-open integer intervals.
 
 Intervals are int64 arrays [n, 2] of (start, end) with start <= end. A *union* is what `merge` returns: sorted,
-disjoint, not touching, without empty intervals. All functions but `merge` and `rows_without_overlap` take unions.
+disjoint, not touching, without empty intervals. All but `merge`, `Measure` and `rows_without_overlap` take unions.
 """
 
+from array import array
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,6 +64,41 @@ def within(union: Intervals, start_ns: int, end_ns: int) -> Intervals:
     return np.clip(union[first:beyond], start_ns, end_ns)
 
 
+class Measure:
+    """The length of a union of intervals between any two moments."""
+
+    def __init__(self, intervals: Intervals) -> None:
+        union = merge(intervals)
+        self.union = union
+        self._origin = int(union[0, 0]) if len(union) else 0
+        self._moments = (union - self._origin).reshape(-1).astype(np.float64)
+        self._bounds = array("d", self._moments.tobytes())
+        lengths = np.cumsum(union[:, 1] - union[:, 0])
+        self._covered = np.repeat(np.concatenate(([0], lengths)), 2)[1:-1].astype(np.float64)
+
+    def until(self, moment_ns: NDArray[np.int64] | int) -> NDArray[np.float64]:
+        """Returns the length before the moments, in nanoseconds."""
+        if not len(self._moments):
+            return np.zeros(np.shape(moment_ns))
+        return np.interp(np.asarray(moment_ns) - self._origin, self._moments, self._covered)
+
+    def within(self, intervals: Intervals) -> NDArray[np.float64]:
+        """Returns the length within each of the intervals, in nanoseconds."""
+        return self.until(intervals[:, 1]) - self.until(intervals[:, 0])
+
+    def between(self, start_ns: int, end_ns: int) -> float:
+        return self._until_one(end_ns) - self._until_one(start_ns) if end_ns > start_ns else 0.0
+
+    def _until_one(self, moment_ns: int) -> float:
+        """Returns the same as `until`, for one moment in a tenth of the time."""
+        since_ns = moment_ns - self._origin
+        place = bisect_right(self._bounds, since_ns)
+        if not place:
+            return 0.0
+        inside_ns = since_ns - self._bounds[place - 1] if place % 2 else 0.0
+        return float(self._covered[place - 1]) + inside_ns
+
+
 def contains(union: Intervals, moments: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Returns a mask of the moments [m] that lie in the union; an interval's end is outside."""
     if not len(union):
@@ -94,7 +131,7 @@ def _where(a: Intervals, b: Intervals, cover: int) -> Intervals:
     return merge(np.stack((moments[pieces], moments[pieces + 1]), axis=1))
 
 
-def places_by_value(column: NDArray[Any]) -> Iterator[tuple[int, NDArray[np.intp]]]:
+def places_by_value(column: NDArray[np.integer]) -> Iterator[tuple[int, NDArray[np.intp]]]:
     """Yields each distinct integer of the column, ascending, with its positions, ascending."""
     order = np.argsort(column, kind="stable")
     values, first = np.unique(column[order], return_index=True)

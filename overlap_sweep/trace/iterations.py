@@ -45,6 +45,8 @@ class IterationSpan(NamedTuple):
     end_ns: int
     """Start of the next iteration; the end of its own last event if it is the last one, or if work of no iteration,
     such as a benchmark's own, starts between them."""
+    startup: bool = False
+    """Whether it contains the profiler's start, as far as is known of it alone."""
 
 
 class PhaseEvents(NamedTuple):

@@ -5,11 +5,11 @@ Kineto writes microseconds with three decimals, and sums of floats would not be 
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from decimal import Decimal
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,13 +22,14 @@ from overlap_sweep.trace.columns import (
     NO_DETAIL,
     Detail,
     Events,
+    Numbering,
     Trace,
     check_number,
-    numbering,
+    concatenated,
 )
 from overlap_sweep.trace.disk import RECORD_AGAIN
 from overlap_sweep.trace.rocprofv3 import is_rocprofv3, read_rocprofv3
-from overlap_sweep.trace.stream import Document, Event, ExactEvent, pieces
+from overlap_sweep.trace.stream import Document, Event, ExactEvent, Number, pieces
 
 DEVICE_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 HOST_CATEGORIES = frozenset({"cpu_op", "user_annotation"})
@@ -56,6 +57,10 @@ EXACT_UNTIL_US = 2.0**43
 
 _ON_HOST = ("c10d::", "nccl:", "gloo:", "mpi:", "ucc:")
 """Beginnings of the names of operators, annotations and spans whose dimensions are kept."""
+
+_Ints = NDArray[np.int64]
+_Part = tuple[Events, NDArray[np.bool_]]
+"""Events, and which of them autograd numbered as part of a forward computation."""
 
 _NEITHER, _DEVICE, _LAUNCH, _HOST, _MODULE, _FUNCTION = range(6)
 
@@ -96,10 +101,10 @@ def read_trace(path: Path | str) -> Trace:
 
 
 def _read(path: Path, document: Document) -> Trace:
-    group_of, labels, lanes, details = cache(_group), numbering(), numbering(), numbering()
+    group_of, details = cache(_group), Numbering[Detail]()
+    labels, lanes = Numbering[tuple[str | None, str | None]](), Numbering[tuple[Number, Number]]()
     details[NO_DETAIL]
-    groups = (_DEVICE, _LAUNCH, _HOST, _MODULE, _FUNCTION)
-    parts: dict[int, list[tuple[NDArray[Any], ...]]] = {group: [] for group in groups}
+    parts: dict[int, list[_Part]] = {group: [] for group in (_DEVICE, _LAUNCH, _HOST, _MODULE, _FUNCTION)}
     for events in pieces(path, document):
         # Traces with stacks have more names of functions than any other names.
         kept = [
@@ -125,15 +130,17 @@ def _read(path: Path, document: Document) -> Trace:
             for category, name in labels
         )
         group = np.fromiter(by_label, np.int8, len(labels))[label]
-        for number, columns in parts.items():
+        start_ns, end_ns, correlation, external, forward = numbers
+        columns = Events(label, lane, start_ns, end_ns, correlation, external, detail)
+        for number, own in parts.items():
             chosen = np.flatnonzero(group == number)
-            columns.append(tuple(column[chosen] for column in (label, lane, detail, *numbers)))
-    if not any(len(columns[0]) for number in (_DEVICE, _HOST) for columns in parts[number]):
+            own.append((columns[chosen], forward[chosen]))
+    if not any(len(columns) for number in (_DEVICE, _HOST) for columns, _ in parts[number]):
         raise _nothing_in(path, document)
     # The same process and thread may be written as numbers and as strings.
-    spelled = numbering()
+    spelled = Numbering[tuple[str, str]]()
     same = np.array([spelled[str(process), str(thread)] for process, thread in lanes], np.int32)
-    events_by_group = {group: _joined(parts.pop(group), same) for group in groups}
+    events_by_group = {group: _joined(parts.pop(group), same) for group in [*parts]}
     info = document.distributed
     return Trace(
         rank=_number(info.rank),
@@ -157,8 +164,9 @@ def _is_long(event: Event) -> bool:
     return isinstance(event.dur, int | float | Decimal) and event.dur >= LONG_FUNCTION_US
 
 
-def _numbers(events: Sequence[Event], document: Document) -> tuple[NDArray[Any], ...]:
-    """Returns start, end, correlation, and whether autograd numbered the operator as part of a forward computation.
+def _numbers(events: Sequence[Event], document: Document) -> tuple[_Ints, _Ints, _Ints, _Ints, NDArray[np.bool_]]:
+    """Returns start, end, correlation, external id, and whether autograd numbered the operator as part of a forward
+    computation.
 
     ValueError, TypeError or ArithmeticError if an event has values that are not numbers.
     """
@@ -263,11 +271,9 @@ def _exact_ns(microseconds: Decimal | None) -> int:
     return round(microseconds * 1000)
 
 
-def _joined(parts: list[tuple[NDArray[Any], ...]], lane_of: NDArray[np.int32]) -> tuple[Events, NDArray[np.bool_]]:
-    label, lane, detail, start_ns, end_ns, correlation, external, forward = map(
-        np.concatenate, zip(*parts, strict=True)
-    )
-    return Events(label, lane_of[lane], start_ns, end_ns, correlation, external, detail), forward
+def _joined(parts: list[_Part], lane_of: NDArray[np.int32]) -> _Part:
+    columns = concatenated(*(part for part, _ in parts))
+    return replace(columns, lane=lane_of[columns.lane]), np.concatenate([forward for _, forward in parts])
 
 
 def _number(written: int | str | None) -> int | None:

@@ -23,9 +23,9 @@ from overlap_sweep.trace.columns import (
     NO_DETAIL,
     Detail,
     Events,
+    Numbering,
     Trace,
     check_number,
-    numbering,
 )
 from overlap_sweep.trace.disk import NO_JSON, RECORD_AGAIN, ROCPROFV3, beginning, blocks, is_gzip, is_over, position_of
 
@@ -180,7 +180,8 @@ class _Row(NamedTuple):
 
 
 def _trace(path: Path, process: _Process) -> Trace:
-    labels, lanes, details = numbering(), numbering(), numbering()
+    labels, lanes = Numbering[tuple[str, str]](), Numbering[tuple[str, str]]()
+    details = Numbering[Detail]()
     details[NO_DETAIL]
     left_out: list[str] = []
     numbers = array("q")
@@ -217,7 +218,7 @@ def _trace(path: Path, process: _Process) -> Trace:
 def _rows(process: _Process, left_out: list[str]) -> Iterator[_Row]:
     gpus = [agent.id.handle for agent in process.agents if agent.type == _GPU]
     names = {symbol.kernel_id: _name(symbol) for symbol in process.kernel_symbols}
-    queues = numbering()
+    queues = Numbering[int]()
 
     def lane(agent: _Handle, record: _Record, queue: str) -> tuple[str, str]:
         device = f"GPU {gpus.index(agent.handle)}" if agent.handle in gpus else "host"

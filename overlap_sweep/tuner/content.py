@@ -12,11 +12,9 @@ import msgspec
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import space
+from overlap_sweep.overlap.space import Setting
 from overlap_sweep.results.run_directory import one_line
 from overlap_sweep.workloads.operator.answer import Scaling
-
-Setting = dict[str, str | int | bool]
-"""A slot's method and knobs, as Transformer Engine's `initialize_ub` takes them."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,19 +8,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.overlap import overlap_cfg
+from overlap_sweep.overlap import overlap_cfg, space
+from overlap_sweep.overlap.space import Setting
 from overlap_sweep.report.files import REPORT_FILE
+from overlap_sweep.report.table import Column
 from overlap_sweep.tuner.content import (
     Answer,
     BestSetting,
     Case,
     Proof,
     Recommendation,
-    Setting,
     UnmeasuredSlot,
     read_content,
 )
-from overlap_sweep.workloads.operator.answer import Scaling
+from overlap_sweep.workloads.operator.answer import Scaling, SlotAnswer
+from overlap_sweep.workloads.operator.columns import ANSWERS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -171,7 +173,23 @@ class Report:
         ]
 
     def _repr_html_(self) -> str:
-        """Returns the answers and best settings as HTML for a notebook."""
-        from overlap_sweep.tuner.notebook import html
+        """Returns a card with the answer for each TP size and a table of the best settings for a notebook: an HTML
+        element with inline styles and without scripts."""
+        from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-        return html(self)
+        environment = Environment(
+            loader=FileSystemLoader(Path(__file__).parent),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        columns = [column for column in ANSWERS.shown if any(_text(best, column) for best in self.best)]
+        return environment.get_template("notebook.html.j2").render(report=self, columns=columns, text=_text)
+
+
+def _text(best: BestSetting, column: Column[SlotAnswer]) -> str:
+    if column.name == "setting":
+        setting = space.brief_name(best.setting)
+        return setting if setting == best.final_setting else f"{setting}, in the file {best.final_setting}"
+    return column.shown(getattr(best, column.name))

@@ -10,12 +10,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig
 
 from overlap_sweep import workloads
-from overlap_sweep.config import AnalysisConfig
+from overlap_sweep.config import AnalysisConfig, ResolvedModel
 from overlap_sweep.errors import UserError
 from overlap_sweep.gpus import elsewhere, visible_gpus
 from overlap_sweep.hydra_adapter.overrides import override_value
@@ -34,7 +33,7 @@ from overlap_sweep.runtime.progress import shown_waiting
 from overlap_sweep.search.measured import Job, SearchInputs
 from overlap_sweep.search.sweeper import Sweep, case_of
 from overlap_sweep.search.tasks import Task, cases
-from overlap_sweep.workloads.layer import sizes_refusal
+from overlap_sweep.workloads import analyse
 from overlap_sweep.workloads.layer.answer import compare
 from overlap_sweep.workloads.layer.config import Layer, WorkloadOptions
 from overlap_sweep.workloads.layer.result import LayerTimes
@@ -44,7 +43,6 @@ from overlap_sweep.workloads.operator.choice import PassChoice
 from overlap_sweep.workloads.operator.config import Resolved
 from overlap_sweep.workloads.operator.result import OperatorTimes
 from overlap_sweep.workloads.operator.switches import LAYERS_ALIKE, plan
-from overlap_sweep.workloads.sections import analyse
 
 TP_SIZES = (2, 4, 8)
 
@@ -130,7 +128,7 @@ def _tune_stage(whole: Sweep, stage: Sequence[Task], record: TunerRecord) -> Non
 def _refusal(point: Resolved, config: DictConfig) -> str | None:
     """Returns why the tuner does not search an operator, in a sentence, or None: training would not overlap it, or the
     layer that is to prove its settings cannot run at its TP size."""
-    model = point["model"]
+    model = point.model
     if point.backend != ASYNC_TP_BACKEND and (reason := models.not_overlapped(model, point.operator)):
         return reason
     sizes = point.workload.tokens, point.tp_size
@@ -140,10 +138,10 @@ def _refusal(point: Resolved, config: DictConfig) -> str | None:
     kind = _kind_to_prove(model, config)
     if kind is None:
         return f"{models.lacks(model)}, or search without a proof with tuner.prove=false"
-    return sizes_refusal(model, kind, config.layer.micro_batch_size, *sizes)
+    return models.layer_refusal(model, kind, config.layer.micro_batch_size, *sizes)
 
 
-def _kind_to_prove(model: Mapping[str, Any], config: DictConfig) -> str | None:
+def _kind_to_prove(model: ResolvedModel, config: DictConfig) -> str | None:
     """Returns the kind of layer to prove the model's settings on: the user's, unless that is the default."""
     chosen = str(config.layer.kind)
     return chosen if chosen != Layer().kind else models.kind_to_prove(model)
@@ -156,16 +154,17 @@ def _prove(whole: Sweep, task: Task, record: TunerRecord) -> None:
     if chosen is None:
         # All its points were launch-bound.
         return
-    layers = models.layers_with(task.point["model"])
+    layers = models.layers_with(task.point.model)
     found = combinations(chosen.choices, max(1, tuner.together), tuner.within, tuner.unmeasured, layers)
-    found |= {f"preset {path.stem}": overlap_cfg.read(path) for path in _preset_files(tuner.presets, tp_size)}
+    found |= {name: overlap_cfg.read(path) for name, path in presets(tuner.presets, tp_size).items()}
     names = {label: _write_config(whole, task, index, found[label]) for index, label in enumerate(found)}
     taken: str | None = next(iter(found))
     if len(names) > 1:
         result = _run_trial(whole, task, "together", {NONE: NONE, **names}, record.together, TOGETHER_NOISE)
         taken = _fastest_together(names, result)
     tuned = _write_config(whole, task, TUNED, found[taken]) if taken else NONE
-    variants = {NONE: NONE, DEFAULT: DEFAULT, TUNED: tuned, **presets(tuner.presets, tp_size)}
+    of_presets = {name: f"{FILE}{path}" for name, path in presets(tuner.presets, tp_size).items()}
+    variants = {NONE: NONE, DEFAULT: DEFAULT, TUNED: tuned, **of_presets}
     result = _run_trial(whole, task, "proof", variants, record.proofs)
     if result.status in ("failed", "timeout") and tuned != NONE:
         # Shows whether the tuned settings break the layer.
@@ -212,7 +211,7 @@ def _layer_job(whole: Sweep, task: Task, subdirectory: str, variants: list[str],
     overrides = [
         *(override for override in task.overrides if _holds_for_layers(override)),
         "workload=layer",
-        f"layer.kind={_kind_to_prove(task.point['model'], whole.config)}",
+        f"layer.kind={_kind_to_prove(task.point.model, whole.config)}",
         f"layer.variants={override_value(variants)}",
         "profile=none",
         *([] if goal is None else [f"workload.noise_goal={noise * goal:g}"]),
@@ -224,11 +223,9 @@ def _layer_job(whole: Sweep, task: Task, subdirectory: str, variants: list[str],
 def case_word(task: Task) -> str:
     """Returns a unique name of the task's case in the sweep, valid in file names."""
     point = task.point
-    model = point.model.name.rstrip("/").removesuffix("/config.json").rsplit("/", 1)[-1]
-    parts = model, f"tp{point.tp_size}", point.backend, point.precision, f"tokens{point.workload.tokens}"
-    more = overlap_cfg.process_wide(point)
-    name = "_".join([*parts, *([more] if more else [])])
-    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name)
+    parts = models.short_name(point.model), f"tp{point.tp_size}", point.backend, point.precision
+    more = f"tokens{point.workload.tokens}", overlap_cfg.process_wide(point)
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", "_".join(filter(None, (*parts, *more))))
 
 
 def _holds_for_layers(override: str) -> bool:
@@ -278,7 +275,7 @@ def _alternatives(choices: Sequence[PassChoice], within: float) -> Iterator[tupl
 
 
 def _methods(candidate: Measured) -> dict[str, str]:
-    return {slot: setting["method"] for slot, setting in candidate.settings.items()}
+    return {slot: space.method_of(setting) for slot, setting in candidate.settings.items()}
 
 
 def _fastest_together(names: Mapping[str, str], result: Result) -> str | None:
@@ -300,25 +297,19 @@ def _fastest_together(names: Mapping[str, str], result: Result) -> str | None:
     return fastest if gain.faster else first
 
 
-def presets(paths: Sequence[str] | None, tp_size: int) -> dict[str, str]:
-    """Returns the variants of the user's preset files, by their names in reports."""
-    files = _preset_files(paths, tp_size)
-    return {f"preset {path.stem}": f"file:{path}" for path in files}
+def presets(paths: Sequence[str] | None, tp_size: int | str) -> dict[str, Path]:
+    """Returns the user's preset files by their names in reports. UserError if two have the same."""
+    found: dict[str, Path] = {}
+    for path in (Path(path.replace("{tp}", str(tp_size))).expanduser() for path in paths or ()):
+        if (other := found.setdefault(f"preset {path.stem}", path)) != path:
+            raise UserError(f"tuner.presets: {other} and {path} have the same name in the report; rename one.")
+    return found
 
 
 def check_presets(paths: Sequence[str] | None, tp_sizes: Sequence[str]) -> None:
-    """Raises UserError if a preset file is not a valid tp_comm_overlap_cfg."""
-    for tp_size in tp_sizes:
-        by_name: dict[str, Path] = {}
-        for path in _preset_files(paths, tp_size):
-            overlap_cfg.read(path)
-            other = by_name.setdefault(path.stem, path)
-            if other != path:
-                raise UserError(f"tuner.presets: {other} and {path} have the same name in the report; rename one.")
-
-
-def _preset_files(paths: Sequence[str] | None, tp_size: int | str) -> list[Path]:
-    return [Path(path.replace("{tp}", str(tp_size))).expanduser() for path in paths or ()]
+    """Raises UserError if a preset file is not a valid tp_comm_overlap_cfg, or two have the same name."""
+    for path in (path for tp_size in tp_sizes for path in presets(paths, tp_size).values()):
+        overlap_cfg.read(path)
 
 
 def _analysis_config(whole: Sweep) -> AnalysisConfig:

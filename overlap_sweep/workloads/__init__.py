@@ -6,6 +6,7 @@ A workload is a package with an object `WORKLOAD`. Other distributions register 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -13,19 +14,26 @@ from functools import reduce
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any, Generic, Required, TypedDict, cast
 
 from omegaconf import DictConfig
+from typing_extensions import TypeVar
 
 from overlap_sweep import backends
-from overlap_sweep.config import PointConfig, ResolvedPoint, TensorParallelConfig
+from overlap_sweep.config import AnalysisConfig, PointConfig, ResolvedPoint, TensorParallelConfig
 from overlap_sweep.errors import UsageError
 from overlap_sweep.gpus import all_ranks
 from overlap_sweep.keeper import Start
 from overlap_sweep.overlap import overlap_cfg
+from overlap_sweep.report.section import Analysis, Section, Sources
 from overlap_sweep.results import registry
+from overlap_sweep.results.measured import Measured
+from overlap_sweep.results.points import Point, Reading, read_points
+from overlap_sweep.results.records import Records, read_records
 from overlap_sweep.results.registry import BUILT_IN, names
 from overlap_sweep.workloads.memory import Memory
+from overlap_sweep.workloads.profilers import Wrapper
 
 if TYPE_CHECKING:
     from overlap_sweep.measure import Ranks
@@ -35,9 +43,25 @@ if TYPE_CHECKING:
 
 Config = Mapping[str, Any]
 """A point by the names of its options, as every configuration can be read."""
-P = TypeVar("P", bound=PointConfig | DictConfig)
+A = TypeVar("A", bound=PointConfig | DictConfig)
+C = TypeVar("C", bound=PointConfig, default=Any)
+"""A workload's `Config`, or its `Asked`."""
+P = TypeVar("P", bound=ResolvedPoint, default=Any)
+"""A workload's `Resolved`."""
 
-Run = Callable[[Any, Path, "Ranks"], dict[str, Any]]
+
+class MeasuredFields(TypedDict, total=False):
+    """What running a point measures: fields of its `Result`."""
+
+    measured: Required[Measured]
+    objective_us: float
+    relative_error: dict[str, float | None]
+    launch_bound: bool
+    traces: list[str]
+    warnings: list[str]
+
+
+Run = Callable[[P, Path, "Ranks"], MeasuredFields]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,19 +84,19 @@ class Here:
     """Network interface by which the point's other machines reach each, if it is known and there are others."""
 
 
-RunHere = Callable[[Any, Path, Here], dict[str, Any]]
+RunHere = Callable[[P, Path, Here], dict[str, Any]]
 
 
-def run_of(package: str) -> Run:
-    """Returns a function that imports the package's module `run` when called, and calls its `run`."""
-    return lambda point, directory, ranks: import_module(f"{package}.run").run(point, directory, ranks)
+def run_of(package: str, module: str = "run") -> Callable[[Any, Path, Any], Any]:
+    """Returns a function that imports the package's module when called, and calls its `run`."""
+    return lambda point, directory, where: import_module(f"{package}.{module}").run(point, directory, where)
 
 
 MOST_TP = 8
 """Most tensor-parallel ranks, which must be within a node."""
 
 
-def tp_ranks(config: Any, others: int = 1, ranks: int | None = None) -> dict[str, int]:
+def tp_ranks(config: PointConfig, others: int = 1, ranks: int | None = None) -> dict[str, int]:
     """Returns `tp_size` as a number where it is null: `ranks`, else one for each GPU, over `others`, such as
     data-parallel ones."""
     if getattr(config, "tp_size", 1) is not None:
@@ -83,19 +107,6 @@ def tp_ranks(config: Any, others: int = 1, ranks: int | None = None) -> dict[str
     if ranks and ranks % others:
         raise UsageError(f"ranks={ranks} is not divisible by dp_size={others}; give a multiple.")
     return {"tp_size": min(ranks // others if ranks else all_ranks(config, "tp_size", others), MOST_TP)}
-
-
-def _on_one_node(config: PointConfig) -> str:
-    return f"workload={config.workload.name} runs on one node; leave out runtime.nodes"
-
-
-class Wrapper(NamedTuple):
-    """A program that starts the processes, such as a profiler (`profilers.py`)."""
-
-    words: tuple[str, ...]
-    """Program and arguments."""
-    missing: str
-    """Error message if the program is not in PATH."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,12 +157,12 @@ class Sample:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Searchable:
+class Searchable(Generic[P]):
     """How `hydra/sweeper=knobs` searches a workload whose points have one time each."""
 
     sample: Callable[[Result], Sample]
     """Returns the sample of an `ok` result."""
-    same_point: Callable[[Any], str]
+    same_point: Callable[[P], str]
     """Returns a key that is equal for completed points that run the same, ignoring options without effect."""
     options: tuple[str, ...] = ()
     """Prefixes of the options that are searched if several values are given. Others must be in the sweeper's
@@ -160,7 +171,7 @@ class Searchable:
     """Options whose values are separate searches, although they are among those or in `params`."""
     of_gpus: tuple[str, ...] = ()
     """Prefixes of the options that have no effect on a CPU."""
-    rivals: Callable[[Any], str] | None = None
+    rivals: Callable[[P], str] | None = None
     """Returns a key that is equal for completed points that compete with each other although they are of different
     cases. The best settings of such cases are measured again side by side, and compared by time per amount. For
     workloads whose times are of whole steps."""
@@ -174,7 +185,7 @@ class Searchable:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workload:
+class Workload(Generic[C, P]):
     """A kind of work that points measure. Only its module `run` imports torch, and only `section` the analysis."""
 
     name: str
@@ -182,53 +193,55 @@ class Workload:
     """Package with the modules `config` (options), `run` (code of the workers), `result` (measured fields), and `study`
     (what is compared); or instead of `study` `section` (table of points, report, and its part in comparisons,
     which may also be in `compare`)."""
-    complete: Callable[[Any], Mapping[str, Any]]
+    complete: Callable[[C], Mapping[str, object]]
     """Returns the point with all references resolved: backend, knobs, contents of files. Later stages read nothing
     else. Gets the workload's `Config`, whose `model` is a `ResolvedModel`; `run` and the functions below that take a
     completed point get the workload's `Resolved`, the others either. UserError if an input cannot be understood."""
-    subject: Callable[[Any], str]
+    subject: Callable[[P], str]
     """Returns a short name of what is measured: `fc1`, `8192 GEMM`."""
-    words: Callable[[Any, Sequence[str]], list[str]]
+    words: Callable[[C, Sequence[str]], list[str]]
     """Returns the words of the run directory's name, the model or its substitute first. The second argument are the
     command line's overrides, for words that appear only if an option was given."""
     named: Collection[str]
     """Options that these words show, or that do not affect the measurement. Other options of the command line are
     appended to the name."""
-    run: Run | None = None
+    run: Run[P] | None = None
     """Runs on every rank of the group: writes files into the run directory and returns the measured fields of the
     point's `Result`. If it raises `Refused`, the point is skipped with that reason; if `WrongNumbers`, it fails."""
-    run_here: RunHere | None = None
+    run_here: RunHere[P] | None = None
     """Instead of `run`: runs in the launcher's process and starts processes of its own. They have ended when it returns
     or raises. Returns fields of the `Result` like `run`, with `environment` for what it learnt of the machine.
     `Refused` as in `run`; `PointFailed` if nothing was measured."""
-    refusal: Callable[[Any], str | None] = lambda config: None
+    refusal: Callable[[P], str | None] = lambda config: None
     """Returns why a completed point cannot be measured, or None."""
-    on_one_node: Callable[[Any], str | None] = _on_one_node
+    on_one_node: Callable[[P], str | None] = lambda config: (
+        f"workload={config.workload.name} runs on one node; leave out runtime.nodes"
+    )
     """Returns why all ranks of a completed point must be on one machine, in one line; None if they need not."""
-    overlap_configs: Callable[[Any], dict[str, OverlapConfig]] = lambda config: {}
+    overlap_configs: Callable[[P], dict[str, OverlapConfig]] = lambda config: {}
     """Returns the overlap configurations that the backend gets, by variant, or under "" for the whole point. They are
     written into the run directory."""
-    ranks: Callable[[Any], Mapping[str, Any]] = tp_ranks
+    ranks: Callable[[C], Mapping[str, int]] = tp_ranks
     """Returns for a composed point the options that say how many ranks there are, where they are null: numbers, by name
     with dots. `Config.world_size` in the module `config` is the number of ranks that follows."""
-    idle_gpus: Callable[[Any], int] = lambda config: 0
+    idle_gpus: Callable[[C], int] = lambda config: 0
     """Returns the number of GPUs it needs in addition to those of its ranks."""
-    fewer_gpus: Callable[[Any], tuple[str, str]] = lambda config: (
-        f"tp_size={config.tp_size}",
+    fewer_gpus: Callable[[C], tuple[str, str]] = lambda config: (
+        f"tp_size={config.world_size}",
         "a smaller tp_size",
     )
     """Returns, for the error about missing GPUs, the options that determine their number, and what to use instead."""
-    memory: Callable[[Any], Memory | None] = lambda config: None
+    memory: Callable[[P], Memory | None] = lambda config: None
     """Returns an estimate of the memory of each rank of a completed point, which its model decides. None: little."""
     less_memory: str = "a smaller model"
     """What needs less, for the error about missing memory."""
-    cost: Callable[[Any], tuple[Any, ...]] = lambda config: ()
+    cost: Callable[[P], tuple[object, ...]] = lambda config: ()
     """Returns the values that a point's duration depends on, besides model, ranks, backend, precision, tokens and
     repeats."""
-    workers: Callable[[Any, Path], Workers] = usual_workers
+    workers: Callable[[P, Path], Workers] = usual_workers
     """Returns the requirements of a completed point on its worker processes, which may write into its run directory.
     UserError if they cannot be started."""
-    backend: Callable[[str], Any] = backends.load
+    backend: Callable[[str], object] = backends.load
     """Returns the module of a backend by name. UserError if there is none, or it does not support this workload."""
     output_option: str | None = None
     """Option, with dots, that replaces multirun/ as the directory of the results."""
@@ -238,10 +251,10 @@ class Workload:
     """Whether its section has files of single points, which launch.py writes."""
     is_told_when_measured: bool = True
     """Whether launch.py prints the report after measuring, since it is short."""
-    searchable: Searchable | None = None
+    searchable: Searchable[P] | None = None
     """None: `hydra/sweeper=knobs` refuses it."""
 
-    def module(self, name: str) -> Any:
+    def module(self, name: str) -> ModuleType:
         """Returns one of the package's modules, imported on first use."""
         return import_module(f"{self.package}.{name}")
 
@@ -268,7 +281,7 @@ def completed(config: PointConfig) -> ResolvedPoint:
     return registry.decoded_point(of(config).complete(config))
 
 
-def with_ranks(config: P) -> P:
+def with_ranks(config: A) -> A:
     """Returns a composed point with numbers for ranks that are null."""
     if found := load(config.workload.name).ranks(config):
         config = deepcopy(config)
@@ -297,7 +310,7 @@ def tp_groups_on_nodes(config: TensorParallelConfig) -> str | None:
     )
 
 
-def section_module(name: str) -> Any:
+def section_module(name: str) -> ModuleType | SimpleNamespace:
     """Returns what reports the workload's results: `section(sources)`, and its tables `TABLE` of points and, if it has
     them, `ANSWERS`. Its module `section`, or the report of the study in its module `study`."""
     workload = load(name)
@@ -316,6 +329,30 @@ def comparing(name: str) -> Comparing | None:
         return getattr(section_module(name), "COMPARING", None)
     compared: Comparing = workload.module("compare").COMPARED
     return compared
+
+
+def read_sources(root: Path, config: AnalysisConfig, command: str = "") -> Sources:
+    """Reads everything at or below `root`; `command` is the user's command line. UserError if there is nothing."""
+    return Sources(read_points(root), read_records(root), config, command)
+
+
+def analyse(root: Path, config: AnalysisConfig, command: str = "") -> Analysis:
+    """Reads and judges everything at or below `root`. UserError if there is nothing."""
+    sources = read_sources(root, config, command)
+    return Analysis(sources, sections_of(sources))
+
+
+def sections_of(sources: Sources) -> list[Section]:
+    """Returns the section of each workload that has points."""
+    found = (section_module(name).section(sources) for name in names())
+    return [section for section in found if section]
+
+
+def sections_of_points(points: Sequence[Point]) -> list[Section]:
+    """Returns the sections of the workloads of these points alone."""
+    root = Path(os.path.commonpath([point.directory for point in points]))
+    records = Records(tuners={}, searches={}, knobs={}, problems=[])
+    return sections_of(Sources(Reading(root, list(points), problems=[]), records, AnalysisConfig()))
 
 
 def schema(name: str) -> type[PointConfig]:

@@ -5,11 +5,12 @@ point within it may still run out of memory. A point is refused only if not even
 """
 
 import re
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Self
+
+from overlap_sweep.config import SIZES, Model
 
 _GB = 1e9
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -37,20 +38,38 @@ class Memory:
         return ", ".join(f"{name} {size / _GB:,.1f}" for name, size in vars(self).items() if size)
 
 
-def layer_parameters(model: Mapping[str, Any]) -> int:
-    """Returns the parameters in the GEMMs of a dense layer of a resolved model."""
-    heads = 2 * model["num_attention_heads"] + 2 * model["num_kv_heads"]
-    matrices = 3 if model["gated_mlp"] else 2
-    return int(model["hidden_size"] * (heads * model["head_dim"] + matrices * model["ffn_hidden_size"]))
+@dataclass(frozen=True)
+class DenseLayer:
+    """The sizes of a dense layer, by the names of a point's `model`."""
 
+    hidden_size: int
+    ffn_hidden_size: int
+    num_attention_heads: int
+    num_kv_heads: int
+    head_dim: int
+    gated_mlp: bool
 
-def layer_activations(model: Mapping[str, Any], tp_size: int = 1, sequence_parallel: bool = True) -> float:
-    """Returns the elements that a dense layer keeps for each token on each tensor-parallel rank: inputs and outputs of
-    the norms and of both residuals, queries, keys, values and the attention's output, and what its MLP multiplies
-    (arXiv:2205.05198, section 4, without dropout and with an attention that keeps no scores)."""
-    heads = (2 * model["num_attention_heads"] + 2 * model["num_kv_heads"]) * model["head_dim"]
-    cut = heads + (4 if model["gated_mlp"] else 2) * model["ffn_hidden_size"]
-    return float(6 * model["hidden_size"] / (tp_size if sequence_parallel else 1) + cut / tp_size)
+    @classmethod
+    def of(cls, model: Model) -> Self:
+        """Returns the layer of a resolved model with dense layers."""
+        return cls(**{name: getattr(model, name) for name in SIZES})
+
+    @property
+    def _heads(self) -> int:
+        """Returns the width of queries, attention's output, keys and values together."""
+        return (2 * self.num_attention_heads + 2 * self.num_kv_heads) * self.head_dim
+
+    @property
+    def parameters(self) -> int:
+        """Returns the parameters in its GEMMs."""
+        return self.hidden_size * (self._heads + (3 if self.gated_mlp else 2) * self.ffn_hidden_size)
+
+    def activations(self, tp_size: int = 1, sequence_parallel: bool = True) -> float:
+        """Returns the elements that it keeps for each token on each tensor-parallel rank: inputs and outputs of the
+        norms and of both residuals, queries, keys, values and the attention's output, and what its MLP multiplies
+        (arXiv:2205.05198, section 4, without dropout and with an attention that keeps no scores)."""
+        cut = self._heads + (4 if self.gated_mlp else 2) * self.ffn_hidden_size
+        return 6 * self.hidden_size / (tp_size if sequence_parallel else 1) + cut / tp_size
 
 
 def host_bytes() -> int:

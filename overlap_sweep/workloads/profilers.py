@@ -4,11 +4,20 @@ for all that have workers."""
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from overlap_sweep.config import Runtime
 from overlap_sweep.errors import UserError
 from overlap_sweep.results.run_directory import NSYS_REPORT
-from overlap_sweep.workloads import Wrapper
+
+
+class Wrapper(NamedTuple):
+    """A program that starts the processes, such as a profiler."""
+
+    words: tuple[str, ...]
+    """Program and arguments."""
+    missing: str
+    """Error message if the program is not in PATH."""
 
 
 @dataclass

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from overlap_sweep import backends, workloads
-from overlap_sweep.backends import symm_mem, transformer_engine
+from overlap_sweep.backends import installed, symm_mem
 from overlap_sweep.overlap import space
 from tests.make_point import gpu_point, kernel_point, operator_point
 
@@ -82,7 +82,7 @@ def test_a_point_is_left_as_it_is_and_refused_alike_whenever_it_is_asked(name: s
 def test_auto_is_transformer_engine_where_it_can_run_in_every_workload(
     monkeypatch: pytest.MonkeyPatch, device: str, missing: str | None, chosen: str
 ) -> None:
-    monkeypatch.setattr(transformer_engine, "missing", lambda: missing)
+    monkeypatch.setattr(installed, "missing", lambda: missing)
     assert backends.chosen(operator_point(backend="auto", device=device)) == chosen
     asked = {"backend": "auto", "precision": "bf16", "runtime": {"device": device}}
     for name, point in (("operator", operator_point(**asked)), ("kernel", kernel_point(**asked))):

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from overlap_sweep import backends
-from overlap_sweep.backends import transformer_engine
+from overlap_sweep.backends import installed
 from overlap_sweep.measure import Ranks
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.models import KERNELS
@@ -44,7 +44,7 @@ def _errors(ranks: Ranks, backend: str) -> dict[str, float]:
 @pytest.mark.gpu(count=2)
 @pytest.mark.parametrize("backend", ["torch", "symm_mem", "transformer_engine"])
 def test_every_implementation_computes_what_float32_does(backend: str) -> None:
-    if backend == "transformer_engine" and transformer_engine.missing():
+    if backend == "transformer_engine" and installed.missing():
         pytest.skip("Transformer Engine is not installed")
     found = run_ranks(2, _errors, backend, device="cuda")[0]
     sure = {name: error for name, error in found.items() if not name.endswith(UNSURE)}

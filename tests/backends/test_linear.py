@@ -166,7 +166,7 @@ def built_for(ranks: Ranks, backend: str, bias: bool) -> dict[str, tuple[float, 
     for operator in ("fc1", "fc2"):
         changes = {"backend": backend, "operator": operator, "method": "ring_exchange", "model": {"bias": bias}}
         point = operator_point(tp_size=ranks.world_size, **changes)
-        shape = models.linear_shape(point["model"], operator, 128, ranks.world_size)
+        shape = models.linear_shape(point.model, operator, 128, ranks.world_size)
         shapes = module.parameter_shapes(point, shape)
         assert shapes["weight"] == shape.weight_shape
         parameters = draw_parameters(shapes, shape, "fp32", ranks, 0)

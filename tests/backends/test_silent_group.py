@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from overlap_sweep.backends.torch.communicator import SilentGroup
+from overlap_sweep.backends.communicator import SilentGroup
 from overlap_sweep.measure import Ranks
 from tests.processes import run_ranks
 

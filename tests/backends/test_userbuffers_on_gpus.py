@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from overlap_sweep import backends
-from overlap_sweep.backends import transformer_engine
+from overlap_sweep.backends import installed, transformer_engine
 from overlap_sweep.measure import Ranks
 from overlap_sweep.overlap import models
 from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig
@@ -24,7 +24,7 @@ from tests.processes import run_ranks
 from tests.sweeps import Launch
 
 pytestmark = [
-    pytest.mark.skipif(bool(transformer_engine.missing(package)), reason=f"needs {package}")
+    pytest.mark.skipif(bool(installed.missing(package)), reason=f"needs {package}")
     for package in ("transformer_engine", "megatron.core")
 ]
 
@@ -148,7 +148,7 @@ def _errors_on_one_rank(ranks: Ranks) -> dict[tuple[str, str], float]:
     errors = {}
     for name, operator in product(("transformer_engine", "megatron"), ("qkv", "fc2")):
         point = gpu_point(backend=name, tp_size=1, operator=operator, method="none", workload={"tokens": 512})
-        module, shape = backends.load(name), models.linear_shape(point["model"], operator, 512, 1)
+        module, shape = backends.load(name), models.linear_shape(point.model, operator, 512, 1)
         parameters = draw_parameters(module.parameter_shapes(point, shape), shape, "bf16", ranks, seed=0)
         module.prepare(point, "point")
         x = torch.randn(shape.input_shape, device=ranks.device, dtype=torch.bfloat16, requires_grad=True)
@@ -169,7 +169,7 @@ def test_weights_in_fp8_are_rounded_with_their_scale(precision: str) -> None:
     """With a scale of 1 they are so small here that every eighth would be zero, and the output off by a tenth."""
     sizes = {"hidden_size": 1024, "ffn_hidden_size": 28672}
     point = gpu_point(tp_size=1, operator="fc2", method="none", model=sizes, workload={"tokens": 512})
-    ranks, shape = Ranks(0, 1, torch.device("cuda", 0)), models.linear_shape(point["model"], "fc2", 512, 1)
+    ranks, shape = Ranks(0, 1, torch.device("cuda", 0)), models.linear_shape(point.model, "fc2", 512, 1)
     parameters = draw_parameters(transformer_engine.parameter_shapes(point, shape), shape, "bf16", ranks, seed=0)
     x = torch.randn(shape.input_shape, device=ranks.device, dtype=torch.bfloat16, requires_grad=True)
     rounded, exact = (
@@ -211,7 +211,7 @@ def test_blocks_agree_with_bf16_also_where_the_last_ones_are_not_full(precision:
     point = gpu_point(tp_size=1, operator=operator, method="none", model=sizes, workload={"tokens": tokens})
     point.precision = precision
     assert transformer_engine.refusal(point, operator, {}) is None
-    ranks, shape = Ranks(0, 1, torch.device("cuda", 0)), models.linear_shape(point["model"], operator, tokens, 1)
+    ranks, shape = Ranks(0, 1, torch.device("cuda", 0)), models.linear_shape(point.model, operator, tokens, 1)
     parameters = draw_parameters(transformer_engine.parameter_shapes(point, shape), shape, "bf16", ranks, seed=0)
     x = torch.randn(shape.input_shape, device=ranks.device, dtype=torch.bfloat16, requires_grad=True)
     gradient = torch.randn(shape.output_shape, device=ranks.device, dtype=torch.bfloat16)
@@ -261,7 +261,7 @@ def _floor_of_two_ranks(ranks: Ranks, precision: str, operator: str) -> tuple[bo
     """Whether output and gradients are finite, and warnings of gathers that are not in blocks."""
     point = gpu_point(precision=precision, tp_size=2, operator=operator, method="none", workload={"tokens": 512})
     point.model.hidden_size, point.model.ffn_hidden_size = 1024, 2048
-    two, shape = Ranks(0, 2, ranks.device), models.linear_shape(point["model"], operator, 512, 2)
+    two, shape = Ranks(0, 2, ranks.device), models.linear_shape(point.model, operator, 512, 2)
     parameters = draw_parameters(transformer_engine.parameter_shapes(point, shape), shape, "bf16", two, seed=0)
     x = torch.randn(shape.input_shape, device=ranks.device, dtype=torch.bfloat16, requires_grad=True)
     with warnings.catch_warnings(record=True) as caught:

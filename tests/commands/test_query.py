@@ -10,7 +10,7 @@ import pytest
 from overlap_sweep.commands.compare import label_and_path
 from overlap_sweep.errors import UserError
 from overlap_sweep.report.causes import cause_rows
-from overlap_sweep.report.table import PointRow, Row, to_frame
+from overlap_sweep.report.table import PointRow, Row
 from tests.analyze import analyze, rows
 from tests.golden.archives import unpack
 from tests.golden.made_report import TRACES
@@ -99,7 +99,7 @@ def test_final_settings_are_those_of_the_fastest_layer(tmp_path: Path, best: str
     slow = {"none": 1.0, "default": 0.99, "tuned": 1.02, "preset preset_tp4": 0.98, "floor": 0.85}
     directory = write_tuned_sweep(tmp_path, ratios={**slow, best: 0.9})
     (answered, *_) = (section.answered for section in analysis_of(directory).sections)
-    frame = to_frame(answered.records, answered.table.types).set_index("slot")
+    frame = answered.frame.set_index("slot")
     assert frame["final_setting"].to_dict() == final
     assert frame.loc["fc1_dgrad", "setting"] == "bulk_sm4"
     assert (set(frame["proven"]), set(frame["recommended"])) == ({True}, {best})

@@ -21,7 +21,8 @@ from tests.golden.made_report import TRACES, write_rank
 from tests.made_sweeps import write_sweep
 from tests.make_point import make_point, operator_config
 from tests.report.conftest import Made
-from tests.trace.conftest import HandMadeTrace, analyse_trace
+from tests.timeline import Timeline
+from tests.trace.conftest import analyse_trace
 
 DEFAULT = TRACES / "h200x4_llama3_70b_layer_te_default.json.gz"
 CPU = TRACES / "cpu_gloo_tp2_rank0.json.gz"
@@ -179,13 +180,11 @@ def test_iterations_passes_and_the_counter() -> None:
 
 def write_hand_made(directory: Path, rank: int, base_ns: int, starts_us: dict[int, float]) -> Path:
     """A trace of one of two ranks, with an iteration of 900 us from each of the times on."""
-    made = HandMadeTrace(directory / f"{rank}.json")
+    made = Timeline(rank)
     for number, start_us in starts_us.items():
-        made.annotation(f"ProfilerStep#{number}", start_us, start_us + 900)
-        made.launch(start_us + 1, number)
-        made.kernel("nvjet_a", start_us + 5, start_us + 105, number)
-    made.write(distributedInfo={"rank": rank, "world_size": 2}, baseTimeNanoseconds=base_ns)
-    return directory / f"{rank}.json"
+        made.step(number, start_us, start_us + 900)
+        made.kernel(start_us + 5, start_us + 105, launch=start_us + 1)
+    return made.write(directory / f"{rank}.json", base_ns)
 
 
 def iteration_starts(events: Events, pid: int) -> list[float]:
@@ -213,11 +212,11 @@ def test_ranks_of_different_clocks_are_aligned_at_their_first_common_iteration(t
 
 
 def test_spans_that_overlap_get_a_track_of_their_own(tmp_path: Path) -> None:
-    made = HandMadeTrace(tmp_path / "t.json")
+    made = Timeline(None, path=tmp_path / "t.json")
     made.launch(1, 1)
     for start, end in ((0.0, 10.0), (8.0, 20.0), (10.0, 12.0)):
-        made.kernel("nvjet_a", start, end, 1)
-    made.kernel("nvjet_b", 30.0, 40.0, 1, stream=9)
+        made.on_device("nvjet_a", start, end, 1)
+    made.on_device("nvjet_b", 30.0, 40.0, 1, stream=9)
     tracks = names(timeline_of(made.write()), "thread_name")
     assert [name for name in tracks.values() if name.startswith("GEMM")] == ["GEMM", "GEMM (2)"]
 

@@ -33,7 +33,7 @@ from tests.make_point import (
     stack_config,
     variant,
 )
-from tests.results.traces_by_hand import write_trace
+from tests.timeline import write_trace
 from tests.workloads.fsdp.telemetry_logs import write_run
 
 

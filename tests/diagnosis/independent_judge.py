@@ -44,7 +44,8 @@ class Call:
 
 
 def matched(ranks: dict[int, Rank]) -> list[Call]:
-    """Returns the calls of which the kernel of every rank is known: by group and collective, in their order.
+    """Returns the calls of which the kernel of every rank is known: by group and collective, in their order, without
+    those that some rank did not record at its start.
 
     The other end of a send is not told, and what is unknown may be another call on each rank.
     """
@@ -55,32 +56,19 @@ def matched(ranks: dict[int, Rank]) -> list[Call]:
                 sequences[event.group, event.collective][number].append(event)
     calls = []
     for (_, collective), by_rank in sequences.items():
-        if len(by_rank) < 2:
-            continue
-        for same in _aligned(by_rank):
-            calls.append(Call(collective=collective, by_rank=same))
+        fewest = min(map(len, by_rank.values()))
+        for same in zip(*(events[len(events) - fewest :] for events in by_rank.values()), strict=True):
+            if len(same) > 1:
+                calls.append(Call(collective=collective, by_rank=dict(zip(by_rank, same, strict=True))))
     return sorted(calls, key=lambda call: min(event.start for event in call.by_rank.values()))
-
-
-def _aligned(by_rank: dict[int, list[Event]]) -> list[dict[int, Event]]:
-    """Returns the calls with the kernel of each rank; calls that some rank did not record at its start are left out."""
-    fewest = min(map(len, by_rank.values()))
-    return [
-        dict(zip(by_rank, same, strict=True))
-        for same in zip(*(events[len(events) - fewest :] for events in by_rank.values()), strict=True)
-    ]
 
 
 @dataclass(kw_only=True)
 class Late:
-    """What a rank's being last cost the mean of the other ranks, over the whole trace, and what it did meanwhile."""
+    """In how many calls a rank was last, and what that cost the mean of the other ranks, over the whole trace."""
 
     calls: int = 0
     cost_us: float = 0.0
-    more_compute_us: float = 0.0
-    """By which it computed for longer than the median of the others since the call before."""
-    more_idle_us: float = 0.0
-    more_kernels: int = 0
 
 
 @dataclass(kw_only=True)
@@ -94,8 +82,6 @@ class Verdict:
     """Calls of the first rank."""
     transfer_us: float | None = None
     """Of all calls of a step, median over the steps; None with one rank."""
-    leave_together_us: float | None = None
-    """How far apart ranks leave a call, the clocks' constant offset taken out: 95 % of calls lie below."""
     late: dict[int, Late] = field(default_factory=dict)
 
     def worst(self, quantity: str) -> float:
@@ -126,7 +112,6 @@ def _step(rank: Rank, start: float, end: float) -> dict[str, float]:
         "step_us": end - start,
         "comm_us": covered(start, end, by=communicating),
         "exposed_us": covered(start, end, by=communicating, but=computing),
-        "compute_us": covered(start, end, by=computing),
         "idle_us": end - start - covered(start, end, by=rank.busy),
         "unexplained_us": sum(
             max(0.0, min(after, end) - max(before, launched, start))
@@ -161,43 +146,10 @@ def _judge_calls(verdict: Verdict, ranks: dict[int, Rank], calls: list[Call]) ->
             if first in call.by_rank and start <= call.by_rank[first].start < end:
                 by_step[step] += call.transfer_us
     verdict.transfer_us = median(by_step[step] for step, _, _ in ranks[first].cuts)
-    verdict.leave_together_us = _left_together(calls)
-    before: dict[frozenset[int], Call] = {}
     for call in calls:
-        key = frozenset(call.by_rank)
         late = verdict.late.setdefault(call.last, Late())
-        cost = float(np.mean([call.waiting_us(rank) for rank in call.by_rank if rank != call.last]))
-        late.cost_us += cost
+        late.cost_us += float(np.mean([call.waiting_us(rank) for rank in call.by_rank if rank != call.last]))
         late.calls += 1
-        if previous := before.get(key):
-            _what_it_did(late, call, previous, ranks)
-        before[key] = call
-
-
-def _what_it_did(late: Late, call: Call, previous: Call, ranks: dict[int, Rank]) -> None:
-    computed, idled, kernels = {}, {}, {}
-    for number, event in call.by_rank.items():
-        start, end = previous.by_rank[number].end, event.start
-        rank = ranks[number]
-        if end <= start:
-            return
-        computed[number] = covered(start, end, by=rank.busy, but=rank.communicating)
-        idled[number] = end - start - covered(start, end, by=rank.busy)
-        kernels[number] = sum(start <= each.start < end for each in rank.events)
-    others = [number for number in call.by_rank if number != call.last]
-    late.more_compute_us += computed[call.last] - median(computed[number] for number in others)
-    late.more_idle_us += idled[call.last] - median(idled[number] for number in others)
-    late.more_kernels += round(kernels[call.last] - median(kernels[number] for number in others))
-
-
-def _left_together(calls: list[Call]) -> float:
-    apart: dict[tuple[int, int], list[float]] = defaultdict(list)
-    for call in calls:
-        first = min(call.by_rank)
-        for number, event in call.by_rank.items():
-            apart[first, number].append(event.end - call.by_rank[first].end)
-    residuals = np.concatenate([np.abs(np.array(each) - median(each)) for each in apart.values()])
-    return float(np.percentile(residuals, 95))
 
 
 def traces_in(directory: Path) -> list[Path]:
@@ -206,24 +158,6 @@ def traces_in(directory: Path) -> list[Path]:
     )
 
 
-def described(verdict: Verdict) -> str:
-    lines = [f"{len(verdict.ranks)} of {verdict.world_size} ranks, {len(next(iter(verdict.steps.values())))} steps"]
-    for quantity in next(iter(next(iter(verdict.steps.values())).values())):
-        each = [
-            f"{number}: {median(step[quantity] for step in steps.values()):.0f}"
-            for number, steps in verdict.steps.items()
-        ]
-        lines.append(f"  {quantity:20s} {', '.join(each)}")
-    lines.append(f"  collectives          {dict(verdict.collectives)}")
-    lines.append(
-        f"  transfer_us          {verdict.transfer_us}, leave within {verdict.leave_together_us} us of each other"
-    )
-    for number, late in sorted(verdict.late.items(), key=lambda each: -each[1].cost_us):
-        lines.append(f"  late {number}: {late}")
-    return "\n".join(lines)
-
-
 if __name__ == "__main__":
     for name in sys.argv[1:]:
-        print(name)
-        print(described(judge(traces_in(Path(name)))))
+        print(name, judge(traces_in(Path(name))), sep="\n")

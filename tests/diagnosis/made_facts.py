@@ -7,8 +7,9 @@ import numpy as np
 
 from overlap_sweep.diagnosis.calls import Call
 from overlap_sweep.diagnosis.collectives import Group
-from overlap_sweep.diagnosis.facts import RankFacts, Step, Work
+from overlap_sweep.diagnosis.facts import RankFacts, Work
 from overlap_sweep.trace.activity import FWD
+from overlap_sweep.trace.iterations import IterationSpan
 
 
 def call(start_us: float, end_us: float, collective: str = "all_reduce", group: str = "0", **others: Any) -> Call:
@@ -57,12 +58,13 @@ def rank_facts(
 ) -> RankFacts:
     """Returns the facts of a rank whose steps are those of its calls, each 10 ms long."""
     ordered = sorted(calls, key=lambda one: (one.start_ns, one.end_ns))
-    steps = [Step(number, number * 10_000_000, (number + 1) * 10_000_000) for number in {one.step for one in ordered}]
+    numbers = sorted({one.step for one in ordered})
+    steps = [IterationSpan(number, number * 10_000_000, (number + 1) * 10_000_000) for number in numbers]
     given = {
         "world_size": 2,
         "on_device": True,
         "base_time_ns": 0,
-        "steps": sorted(steps, key=lambda step: step.number),
+        "steps": steps,
         "work": work(),
         "copies": np.empty((0, 2), np.int64),
         "waits": [],

@@ -183,16 +183,6 @@ def test_a_single_stream_without_names_is_one_group_if_its_reductions_end_togeth
     assert matched([rank(number, 200) for number in range(3)]) == set()
 
 
-def test_short_all_to_alls_tell_the_clocks_of_one_host() -> None:
-    def rank(number: int) -> RankFacts:
-        at_us = 70.0 * number
-        return rank_facts(
-            number, [nameless(1000 * i + at_us, 1000 * i + 10 + at_us, "all_to_all", 7) for i in range(9)]
-        )
-
-    assert arrivals([rank(0), rank(1)]).offsets_ns == [0, -70_000]
-
-
 @pytest.mark.parametrize(
     ("ahead_us", "noise_us", "expected_us"),
     [(5000, 3, 5000), (12, 3, 0), (-7000, 100, -7000), (0, 900, 0), (300, 900, 0)],
@@ -208,19 +198,28 @@ def test_clocks(ahead_us: float, noise_us: float, expected_us: float) -> None:
     assert (offset_ns == 0) == (expected_us == 0)
 
 
-def test_who_waited_for_a_long_collective_sees_it_end_later() -> None:
-    # Without a short one among them, a late rank looks like a clock that is ahead.
-    early = [call(10_000 * i, 10_000 * i + 2040) for i in range(6)]
-    late = [call(10_000 * i + 1500, 10_000 * i + 2000) for i in range(6)]
-    assert arrivals([rank_facts(0, early), rank_facts(1, late)]).offsets_ns == [0, 0]
+def repeatedly(start_us: float, end_us: float, every_us: int = 10_000) -> list[Call]:
+    return [call(every_us * i + start_us, every_us * i + end_us) for i in range(6)]
 
 
-def test_short_collectives_tell_the_clock() -> None:
-    early = [call(10_000 * i, 10_000 * i + 2000) for i in range(6)]
-    late = [call(10_000 * i + 1600, 10_000 * i + 2100) for i in range(6)]
-    short = [[call(70_000 + 100 * i + at, 70_010 + 100 * i + at) for i in range(6)] for at in (0, 100)]
-    facts = [rank_facts(0, early + short[0]), rank_facts(1, late + short[1])]
-    assert arrivals(facts).offsets_ns == [0, -100_000]
+def exchanges(at_us: float) -> list[Call]:
+    return [nameless(1000 * i + at_us, 1000 * i + 10 + at_us, "all_to_all", 7) for i in range(9)]
+
+
+SHORT = [repeatedly(70_000 + at_us, 70_010 + at_us, 100) for at_us in (0, 100)]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "offset_ns"),
+    [
+        # Who waited sees a long collective end later; without a short one, a late rank looks like a clock ahead.
+        (repeatedly(0, 2040), repeatedly(1500, 2000), 0),
+        (repeatedly(0, 2000) + SHORT[0], repeatedly(1600, 2100) + SHORT[1], -100_000),
+        (exchanges(0), exchanges(70), -70_000),
+    ],
+)
+def test_short_collectives_tell_the_clock(first: list[Call], second: list[Call], offset_ns: int) -> None:
+    assert arrivals([rank_facts(0, first), rank_facts(1, second)]).offsets_ns == [0, offset_ns]
 
 
 def test_times_count_from_where_each_trace_says() -> None:

@@ -9,15 +9,14 @@ from overlap_sweep.diagnosis.causes import CAUSES
 from overlap_sweep.diagnosis.findings import diagnosis_of
 from overlap_sweep.diagnosis.groups import group_rows
 from overlap_sweep.diagnosis.losses import ENOUGH_CALLS
-from tests.timeline import AUTOGRAD, COMPUTE, NCCL, SIDE, Timeline, diagnosed, findings
+from tests.timeline import AUTOGRAD, COMPUTE, NCCL, SIDE, Timeline, diagnosed, findings, one_step
 
 ACCUMULATES = "torch::autograd::AccumulateGrad"
 
 
 def tensor_parallel(start: float = 0) -> Timeline:
     """GEMM, all-reduce of its output, GEMM: the collective is launched in time."""
-    made = Timeline()
-    made.step(0, start - 2000, start + 1500)
+    made = one_step(start - 2000, start + 1500)
     made.kernel(start, start + 1000)
     made.collective("all_reduce", start + 1000, start + 1400, launch=start - 400)
     made.kernel(start + 1400, start + 2400, launch=start - 300)
@@ -26,8 +25,7 @@ def tensor_parallel(start: float = 0) -> Timeline:
 
 def count_that_is_gathered() -> Timeline:
     """In a group that looks like one of sharded parameters by itself."""
-    made = Timeline()
-    made.step(0, -2000, 1500)
+    made = one_step(-2000, 1500)
     made.kernel(0, 1000)
     made.collective("all_gather", 1000, 1400, launch=600, elements=2)
     made.kernel(1400, 2400, launch=700)
@@ -37,8 +35,7 @@ def count_that_is_gathered() -> Timeline:
 
 
 def hidden() -> Timeline:
-    made = Timeline()
-    made.step(0, -1000, 900)
+    made = one_step(-1000, 900)
     made.kernel(0, 1000)
     made.kernel(1000, 2000)
     made.collective("all_reduce", 100, 1900)
@@ -47,8 +44,7 @@ def hidden() -> Timeline:
 
 def data_parallel(reduced_at: float, launch: float) -> Timeline:
     """A forward and a backward pass of 2 ms each, one reduction of all gradients, and an optimizer's kernel."""
-    made = Timeline()
-    made.step(0, -3000, 3900)
+    made = one_step(-3000, 3900)
     made.kernel(0, 2000)
     made.backward(1400, 3800, ACCUMULATES)
     made.kernel(2000, 3000, thread=AUTOGRAD)
@@ -60,8 +56,7 @@ def data_parallel(reduced_at: float, launch: float) -> Timeline:
 
 
 def too_much() -> Timeline:
-    made = Timeline()
-    made.step(0, -3000, 1700)
+    made = one_step(-3000, 1700)
     made.kernel(0, 500)
     made.backward(0, 1600, ACCUMULATES)
     made.kernel(500, 1000, launch=100, thread=AUTOGRAD)
@@ -78,24 +73,24 @@ def many_calls(made: Timeline) -> Timeline:
     return made
 
 
-def behind_a_reduction(stream: int = NCCL) -> Timeline:
-    made = Timeline()
-    made.step(0, -3000, 4900)
+def reducing(until: float, stream: int = NCCL) -> Timeline:
+    """A GEMM, one of the backward pass, and the reduction of its gradients."""
+    made = one_step(-3000, 4900)
     made.kernel(0, 1000)
     made.backward(100, 4900, ACCUMULATES)
     made.kernel(1000, 2000, launch=600, thread=AUTOGRAD)
-    made.collective("all_reduce", 2000, 2500, launch=700, thread=AUTOGRAD, stream=stream)
+    made.collective("all_reduce", 2000, until, launch=700, thread=AUTOGRAD, stream=stream)
+    return made
+
+
+def behind_a_reduction(stream: int = NCCL) -> Timeline:
+    made = reducing(2500, stream)
     made.kernel(2504, 3500, launch=760, thread=AUTOGRAD)
     return many_calls(made)
 
 
 def host_waits_for_gradients() -> Timeline:
-    made = Timeline()
-    made.step(0, -3000, 4900)
-    made.kernel(0, 1000)
-    made.backward(100, 4900, ACCUMULATES)
-    made.kernel(1000, 2000, launch=600, thread=AUTOGRAD)
-    made.collective("all_reduce", 2000, 2800, launch=700, thread=AUTOGRAD)
+    made = reducing(2800)
     made.wait(720, 2810, "cudaDeviceSynchronize")
     made.kernel(2860, 3860, launch=2840, thread=AUTOGRAD)
     return made
@@ -104,8 +99,7 @@ def host_waits_for_gradients() -> Timeline:
 def sharded(gather_at: float, launch: float, *, copied: bool = False) -> Timeline:
     """Two layers whose parameters are gathered, and a backward pass that reduces gradients. The second gather takes
     from `gather_at` to 600 us later."""
-    made = Timeline()
-    made.step(0, -3000, 5800)
+    made = one_step(-3000, 5800)
     made.collective("all_gather", -600, 0, launch=-1000)
     made.kernel(0, 1000, launch=-900)
     if copied:
@@ -135,8 +129,7 @@ def gather_without_room() -> Timeline:
 
 
 def host_waits() -> Timeline:
-    made = Timeline()
-    made.step(0, -1000, 2500)
+    made = one_step(-1000, 2500)
     made.kernel(0, 1000)
     made.operator("aten::item", 100, 1030)
     made.wait(110, 1020, "cudaStreamSynchronize")
@@ -145,8 +138,7 @@ def host_waits() -> Timeline:
 
 
 def slow_launches() -> Timeline:
-    made = Timeline()
-    made.step(0, -1000, 1000)
+    made = one_step(-1000, 1000)
     for start in range(0, 1000, 20):
         made.kernel(start, start + 5, launch=start - 8)
     return made
@@ -154,8 +146,7 @@ def slow_launches() -> Timeline:
 
 def slowed_gemms() -> Timeline:
     """The same kernel also multiplies a larger size."""
-    made = Timeline()
-    made.step(0, -900, 9000)
+    made = one_step(-900, 9000)
     start = 0
     for took in (1000, 1000, 3000, 3000, 1600, 1600):
         made.kernel(start, start + took)
@@ -166,8 +157,7 @@ def slowed_gemms() -> Timeline:
 
 def stalled(launch: float = -300, *, function: bool = False) -> Timeline:
     """Two GEMMs, the second 2,000 us after the first."""
-    made = Timeline()
-    made.step(0, -3000, 3500)
+    made = one_step(-3000, 3500)
     made.kernel(0, 1000)
     if function:
         made.add("cuda_runtime", "cudaLaunchHostFunc", -400, -396, 100, 1, correlation=0)
@@ -182,8 +172,7 @@ def stalled_by_a_copy() -> Timeline:
 
 
 def cuda_graph() -> Timeline:
-    made = Timeline()
-    made.step(0, -1000, 3000)
+    made = one_step(-1000, 3000)
     made.add("cuda_runtime", "cudaGraphLaunch", -500, -490, 100, 1, correlation=1)
     for start, end, name, stream in (
         (0, 1000, "nvjet_gemm", 7),
@@ -249,14 +238,19 @@ def test_what_is_lost_to_which_cause(
         assert word in f"{one.evidence} {one.try_} {one.where} {one.collective}"
 
 
-@pytest.mark.parametrize(("until", "share", "is_most"), [(400, "43%", True), (200, "14%", False), (105, "", False)])
-def test_the_host_waits_for_the_next_batch(tmp_path: Path, until: float, share: str, is_most: bool) -> None:
-    made = Timeline()
-    made.step(0, -1000, 2000)
+def loading(until: float) -> Timeline:
+    """A kernel of 100 us, while the host waits for the next batch, and one that it launches at 442."""
+    made = one_step(-1000, 2000)
     made.kernel(0, 100)
     made.annotation("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, until)
-    for start in (450, 1000):
-        made.kernel(start, start + 200, launch=start - 8)
+    made.kernel(450, 650, launch=442)
+    return made
+
+
+@pytest.mark.parametrize(("until", "share", "is_most"), [(400, "43%", True), (200, "14%", False), (105, "", False)])
+def test_the_host_waits_for_the_next_batch(tmp_path: Path, until: float, share: str, is_most: bool) -> None:
+    made = loading(until)
+    made.kernel(1000, 1200, launch=992)
     found = findings(tmp_path, made)["host_bound"]
     assert (f"In {share} of that time the host waits for a DataLoader's next batch" in found.evidence) == bool(share)
     assert (f"for {until - 100} us per step" in found.evidence) == bool(share)
@@ -264,11 +258,7 @@ def test_the_host_waits_for_the_next_batch(tmp_path: Path, until: float, share: 
 
 
 def test_another_thread_that_loads_and_what_is_copied_meanwhile_do_not_count(tmp_path: Path) -> None:
-    made = Timeline()
-    made.step(0, -1000, 2000)
-    made.kernel(0, 100)
-    made.annotation("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, 400)
-    made.kernel(450, 650, launch=442)
+    made = loading(400)
     assert "for 300 us per step" in findings(tmp_path, made)["host_bound"].evidence
     made.copy(200, 350)
     assert "for 150 us per step" in findings(tmp_path, made)["host_bound"].evidence
@@ -278,9 +268,8 @@ def test_another_thread_that_loads_and_what_is_copied_meanwhile_do_not_count(tmp
 
 @pytest.mark.parametrize("more", ["computation", "a pause of the host", "data"])
 def test_the_other_rank_is_late(tmp_path: Path, more: str) -> None:
-    ranks = []
-    for rank in range(2):
-        made = Timeline(rank)
+    ranks = [Timeline(rank) for rank in range(2)]
+    for rank, made in enumerate(ranks):
         for step in range(3):
             start = 10_000 * step
             made.step(step, start - 900, start + 5900)
@@ -294,7 +283,6 @@ def test_the_other_rank_is_late(tmp_path: Path, more: str) -> None:
             pause = 990 + late if more != "computation" else None
             made.collective("all_reduce", start + 1000 + late, start + 3400, launch=pause and start + pause)
             made.kernel(start + 3400, start + 6000)
-        ranks.append(made)
     found = findings(tmp_path, *ranks)
     assert found["straggler"].lost_us == 2000
     assert found["straggler"].rank == 1
@@ -339,9 +327,9 @@ def test_two_groups_are_told_apart(tmp_path: Path) -> None:
 def test_reductions_that_a_straggler_delays(tmp_path: Path) -> None:
     # Rank 1 computes 2,000 us more in its forward pass. Rank 0 waits for it next to its own computation, and then at
     # the end, where both reductions are late.
-    ranks = []
-    for rank in range(2):
-        made, late = Timeline(rank), 2000 * rank
+    ranks = [Timeline(rank) for rank in range(2)]
+    for rank, made in enumerate(ranks):
+        late = 2000 * rank
         made.step(0, -3000, 6000)
         made.kernel(0, 1000 + late)
         made.backward(-1000, 4900, ACCUMULATES)
@@ -351,7 +339,6 @@ def test_reductions_that_a_straggler_delays(tmp_path: Path) -> None:
         made.collective("all_reduce", max(4402, 3000 + late), 5400, launch=-500, thread=AUTOGRAD)
         made.optimizer(4950, 5050)
         made.kernel(5410, 5600, "multi_tensor_apply_kernel", launch=5000)
-        ranks.append(made)
     found = findings(tmp_path, *ranks)
     assert next(iter(found)) == "straggler"
     assert found["straggler"].rank == 1

@@ -6,8 +6,9 @@ import pytest
 from overlap_sweep.diagnosis.arrivals import arrivals
 from overlap_sweep.diagnosis.calls import Call
 from overlap_sweep.diagnosis.collectives import Group
-from overlap_sweep.diagnosis.facts import RankFacts, Step, facts_of
+from overlap_sweep.diagnosis.facts import RankFacts, facts_of
 from overlap_sweep.diagnosis.groups import GroupRow, bus_factor, group_rows, group_totals
+from overlap_sweep.trace.iterations import IterationSpan
 from overlap_sweep.trace.kineto import read_trace
 from tests.diagnosis.made_facts import call, rank_facts, work
 from tests.timeline import Timeline
@@ -57,7 +58,7 @@ def test_bandwidths_of_a_recording_are_those_of_its_links(ranks: Sequence[int]) 
 
 
 def test_totals_of_several_groups_and_steps() -> None:
-    steps = [Step(number, 100_000 * number, 100_000 * (number + 1), startup=number == 0) for number in range(3)]
+    steps = [IterationSpan(i, 100_000 * i, 100_000 * (i + 1), startup=i == 0) for i in range(3)]
     groups = [Group("dp", "data", (0, 1), 2), Group("tp", "", (0, 2), 2)]
     calls = [
         call(0, 90, group="dp", step=0),
@@ -67,7 +68,10 @@ def test_totals_of_several_groups_and_steps() -> None:
         call(210, 220, group="tp", step=2),
     ]
     facts = rank_facts(0, calls, groups, work=work((105, 110), (200, 215)), steps=steps)
-    found = {total.group: (total.about, total.exposed_us, total.hidden_us) for total in group_totals([facts])}
+    found = {
+        total.group: (total.about, total.exposed_us, total.hidden_us)
+        for total in group_totals([facts], arrivals([facts]))
+    }
     assert found == {"dp": ("data", 15.0, 10.0), "tp": ("", 2.5, 2.5)}
 
 
@@ -159,7 +163,7 @@ def test_experts_exchange_different_sizes() -> None:
 
 def step_facts(rank: int, steps: Sequence[Sequence[Call]], *spans_us: tuple[float, float]) -> RankFacts:
     calls = [one for own in steps for one in own]
-    numbers = [Step(number, 0, 1, startup=number == 0) for number in range(len(steps))]
+    numbers = [IterationSpan(number, 0, 1, startup=number == 0) for number in range(len(steps))]
     return rank_facts(rank, calls, work=work(*spans_us), steps=numbers)
 
 

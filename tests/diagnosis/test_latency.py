@@ -7,7 +7,7 @@ import pytest
 from overlap_sweep.diagnosis import as_share
 from overlap_sweep.diagnosis.causes.latency import MANY
 from overlap_sweep.report.numbers import as_rate
-from tests.timeline import AUTOGRAD, Timeline, diagnosed, findings
+from tests.timeline import AUTOGRAD, Timeline, diagnosed, findings, one_step
 
 SMALL, LARGE = 1 << 10, 1 << 24
 """Elements of two bytes: 2 KB, and 34 MB that take 340 us at 100 GB/s."""
@@ -15,8 +15,7 @@ SMALL, LARGE = 1 << 10, 1 << 24
 
 def sums(count: int, elements: int, took: float, *, computed: float = 0.0) -> Timeline:
     """A backward pass, reductions after it one by one with some computation between them, and the optimizer."""
-    made = Timeline()
-    made.step(0, -3000, 900)
+    made = one_step(-3000, 900)
     made.kernel(0, 1000)
     made.backward(500, 900, "torch::autograd::AccumulateGrad")
     made.kernel(1000, 2000, launch=600, thread=AUTOGRAD)

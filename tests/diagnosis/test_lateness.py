@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from overlap_sweep.diagnosis.arrivals import arrivals
-from overlap_sweep.diagnosis.exposure import Measure, exposure_of
+from overlap_sweep.diagnosis.exposure import exposure_of
 from overlap_sweep.diagnosis.groups import group_rows
 from overlap_sweep.diagnosis.losses import losses_of, views_of
 from overlap_sweep.diagnosis.runs import read_rank
-from overlap_sweep.trace.intervals import intersect, merge, subtract
-from tests.diagnosis.planted import ARCHIVES, archives, unpack
+from overlap_sweep.trace.intervals import Measure, intersect, merge, subtract
 from tests.timeline import Timeline, diagnosed, findings
 
 TRACES = Path(__file__).parent.parent / "data" / "traces"
@@ -70,9 +69,8 @@ def test_a_rank_that_is_always_late_is_named(tmp_path: Path) -> None:
 
 def test_the_root_is_who_kept_the_late_rank_waiting(tmp_path: Path) -> None:
     # Rank 2 computes 3,000 us more. Rank 1 waits for it in one group, and so comes late to rank 0's.
-    ranks = []
-    for rank in range(3):
-        made = Timeline(rank, 3)
+    ranks = [Timeline(rank, 3) for rank in range(3)]
+    for rank, made in enumerate(ranks):
         for step in range(3):
             start = 20_000 * step
             made.step(step, start - 2000, start - 1000)
@@ -86,21 +84,18 @@ def test_the_root_is_who_kept_the_late_rank_waiting(tmp_path: Path) -> None:
                     made.kernel(start + 4400, start + 4500, launch=start - 1350)
                 made.collective("all_reduce", start + 1000 + after, start + 4900, start - 1300, group="2", ranks=(0, 1))
             made.kernel(start + 4900, start + 6000, launch=start - 1200)
-        ranks.append(made)
     found = [one for one in diagnosed(tmp_path, *ranks).findings if one.cause == "straggler"]
     assert [(one.rank, one.lost_us) for one in found] == [(2, 3000), (None, 500)]
     assert "take it 3,000 us longer" in found[0].evidence
 
 
 def test_a_rank_that_is_late_where_its_recording_begins(tmp_path: Path) -> None:
-    ranks = []
-    for rank in range(2):
-        made = Timeline(rank)
+    ranks = [Timeline(rank) for rank in range(2)]
+    for rank, made in enumerate(ranks):
         made.step(0, -2000, 9000)
         made.kernel(3000 * rank, 3000 * rank + 1000, launch=-1500)
         made.collective("all_reduce", 3000 * rank + 1000, 4400, launch=-1400)
         made.kernel(4400, 6000, launch=-1300)
-        ranks.append(made)
     straggler = findings(tmp_path, *ranks)["straggler"]
     assert (straggler.lost_us, straggler.rank) == (3000, 1)
     assert "late by 3,000 us where its recording begins" in straggler.evidence
@@ -108,34 +103,26 @@ def test_a_rank_that_is_late_where_its_recording_begins(tmp_path: Path) -> None:
 
 
 def test_only_exposed_waiting_counts(tmp_path: Path) -> None:
-    ranks = []
-    for rank in range(2):
-        made = Timeline(rank)
+    ranks = [Timeline(rank) for rank in range(2)]
+    for rank, made in enumerate(ranks):
         for step in range(2):
             start = 10_000 * step
             made.step(step, start - 2000, start - 1000)
             made.collective("all_reduce", start + 2000 * rank, start + 3000, launch=start - 1500)
             made.kernel(start, start + 2500, launch=start - 1400)
             made.kernel(start + 3000, start + 5000, launch=start - 1300)
-        ranks.append(made)
     found = findings(tmp_path, *ranks)
     assert "straggler" not in found
     assert (found["bandwidth"].waiting_us, found["bandwidth"].transfer_us) == (0, 500)
 
 
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> list[list[Path]]:
-    """Returns the traces of each run in tests/data."""
-    found = []
-    for archive in archives():
-        unpack(ARCHIVES / f"{archive}.tar.xz", directory := tmp_path_factory.mktemp(archive))
-        found += [sorted(run.glob("trace_rank*.json")) for run in directory.iterdir() if run.is_dir()]
+def test_no_rank_loses_more_in_a_step_than_there_is(directories: dict[str, Path]) -> None:
+    planted = [run for directory in directories.values() for run in directory.iterdir() if run.is_dir()]
     names = {path.name.split("_rank")[0] for path in TRACES.glob("*_rank*.json.gz")}
-    return found + [sorted(TRACES.glob(f"{name}_rank*.json.gz")) for name in names]
-
-
-def test_no_rank_loses_more_in_a_step_than_there_is(tmp_path_factory: pytest.TempPathFactory) -> None:
+    runs = [sorted(run.glob("trace_rank*.json")) for run in planted]
+    runs += [sorted(TRACES.glob(f"{name}_rank*.json.gz")) for name in names]
     seen: Counter[str] = Counter()
-    for paths in recorded(tmp_path_factory):
+    for paths in runs:
         facts = [one.facts for one in map(read_rank, paths) if one.facts]
         exposures = [exposure_of(own) for own in facts]
         for view in views_of(facts, exposures, arrivals(facts)):

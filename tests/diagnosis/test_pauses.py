@@ -65,16 +65,14 @@ def test_where_the_host_was(tmp_path: Path, around: list[tuple[str, float, float
 
 @pytest.mark.parametrize("waits_us", [50, 5000])
 def test_pauses_of_a_late_rank_are_listed_unless_the_straggler_is(tmp_path: Path, waits_us: float) -> None:
-    ranks = []
-    for rank in range(2):
-        made = Timeline(rank)
+    ranks = [Timeline(rank) for rank in range(2)]
+    for rank, made in enumerate(ranks):
         for start in (0, 30_000):
             made.step(start // 30_000, start - 600, start + 29_000)
             made.kernel(start, start + (500 if rank else 21_000 - waits_us), launch=start - 500)
             begins = start + (21_000 if rank else 300)
             made.collective("all_reduce", begins, start + 21_100, launch=begins - (10 if rank else 700))
             made.kernel(start + 21_100, start + 29_500, launch=begins - (5 if rank else 690))
-        ranks.append(made)
     found = diagnosed(tmp_path, *ranks).findings
     late = {finding.cause: finding.rank for finding in found}
     assert late.get("straggler") == (1 if waits_us == 5000 else None)

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from overlap_sweep import cache
 from overlap_sweep.diagnosis import runs
 from overlap_sweep.diagnosis.runs import Run, diagnose, read_rank, read_runs
 from overlap_sweep.trace import files
@@ -87,25 +86,6 @@ def test_a_run_is_read_once_and_again_when_a_trace_or_the_code_changes(
     monkeypatch.setattr(runs, "code_digest", lambda package: f"{package} changed")
     assert [run.name for run in read_runs(paths)] == [run.name for run in first]
     assert read_paths == paths
-
-
-def test_the_digest_of_the_code_has_all_modules_of_a_package() -> None:
-    diagnosis, trace = map(cache.code_digest, ("overlap_sweep.diagnosis", "overlap_sweep.trace"))
-    assert len(diagnosis) == len(trace) == 64
-    assert diagnosis != trace
-
-
-@pytest.mark.parametrize("damage", [lambda content: content[:-1], lambda content: b"", lambda content: b"garbage"])
-def test_a_damaged_cache_is_read_around_and_written_again(
-    empty_cache: Path, read_paths: list[Path], damage: Callable[[bytes], bytes]
-) -> None:
-    first = read_runs(GRAPH)
-    (kept,) = empty_cache.iterdir()
-    kept.write_bytes(damage(kept.read_bytes()))
-    read_paths.clear()
-    assert read_runs(GRAPH) == first
-    assert read_runs(GRAPH) == first
-    assert read_paths == GRAPH
 
 
 def test_a_trace_that_cannot_be_read_is_a_problem_and_its_rank_is_missing(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import os
 import traceback
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from sitecustomize import run_as_planned, start_as_planned
@@ -19,9 +18,8 @@ from sitecustomize import run_as_planned, start_as_planned
 from overlap_sweep import workloads
 from overlap_sweep.errors import WrongNumbers
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
-from overlap_sweep.results.registry import decoded_point
 from overlap_sweep.results.run_directory import Result, write_result
-from overlap_sweep.runtime.channel import SECRET, connect
+from overlap_sweep.runtime.channel import SECRET, PointRequest, Reply, connect
 from overlap_sweep.workloads.operator.result import OperatorTimes
 from tests.make_point import MEASURED, pass_times
 
@@ -53,31 +51,31 @@ def run_jobs(rank: int, address: str) -> None:
             channel.send(work(channel.recv(), rank))
 
 
-def work(request: dict[str, Any], rank: int) -> dict[str, Any]:
-    point, directory = request["point"], Path(request["directory"])
-    typed = decoded_point(point)
+def work(request: PointRequest, rank: int) -> Reply:
+    typed, directory = request.point, request.directory
+    point = dict(typed)
     started = datetime.now(UTC).isoformat(timespec="seconds")
     try:
         run_as_planned(point, directory, rank, lambda: None)
     except WrongNumbers as error:
-        return {"status": "failed", "error": str(error), "sound": True, "relative_error": error.relative_error}
+        return Reply("failed", str(error), final=True, relative_error=error.relative_error)
     except Exception as error:
         (directory / "worker.log").write_text(traceback.format_exc())
-        return {"status": "failed", "error": f"rank {rank}: {type(error).__name__}: {error}"}
+        return Reply("failed", f"rank {rank}: {type(error).__name__}: {error}")
     if rank == 0:
         result = Result(
             name=directory.name,
             recorded=point,
             status="ok",
             settings=workloads.of(typed).overlap_configs(typed).get("", OverlapConfig()).slots,
-            environment=request["machine"],
+            environment=dict(request.machine),
             started=started,
             wall_s=0.1,
-            earlier_attempts=request["earlier_attempts"],
+            earlier_attempts=list(request.earlier_attempts),
             **measured(point),
         )
         write_result(directory, result)
-    return {"status": "ok"}
+    return Reply("ok")
 
 
 def measured(point: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.report.console import summary_text
 from overlap_sweep.results.run_directory import RESULT_FILE, find_points, read_result
 from overlap_sweep.store import Store
-from overlap_sweep.workloads.sections import analyse
+from overlap_sweep.workloads import analyse
 from tests.analyze import analyze
 from tests.listed_points import USUAL, Point, write_points
 

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 from overlap_sweep import workloads
 from overlap_sweep.commands import compare, frames, history, query, report
-from overlap_sweep.hydra_adapter.help import GROUPS, Page, choices, launcher_page, section_page, sentences
-from overlap_sweep.hydra_adapter.overrides import NUMBERED, workloads_with_section
+from overlap_sweep.hydra_adapter.help import Page, choices, launcher_page, section_page, sentences
+from overlap_sweep.hydra_adapter.overrides import GROUPS, NUMBERED, workloads_with_section
 from overlap_sweep.hydra_adapter.plugins import LAUNCHERS, SWEEPERS
 from overlap_sweep.options import sections_of
 from overlap_sweep.report import diagnosis

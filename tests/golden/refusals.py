@@ -21,6 +21,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from overlap_sweep import workloads
+from overlap_sweep.backends import installed as libraries
 from overlap_sweep.backends import transformer_engine
 from overlap_sweep.config import NO_PART_OF_A_POINT, PRECISIONS, PointConfig, ResolvedPoint
 from overlap_sweep.errors import UserError
@@ -115,9 +116,9 @@ def machine(installed: Sequence[str] = PACKAGES, cuda: int | None = 12) -> Itera
     def has(package: str) -> str | None:
         return package if package in installed else None
 
-    transformer_engine.missing.cache_clear()
+    libraries.missing.cache_clear()
     with (
-        mock.patch.object(transformer_engine, "find_spec", has),
+        mock.patch.object(libraries, "find_spec", has),
         mock.patch("overlap_sweep.workloads.tp_training.find_spec", has),
         mock.patch.object(transformer_engine, "cuda_major", return_value=cuda),
         mock.patch("overlap_sweep.backends.flux.missing", return_value=no_flux),
@@ -126,7 +127,7 @@ def machine(installed: Sequence[str] = PACKAGES, cuda: int | None = 12) -> Itera
         try:
             yield
         finally:
-            transformer_engine.missing.cache_clear()
+            libraries.missing.cache_clear()
 
 
 def _runs(workload: str, point: Point) -> str:

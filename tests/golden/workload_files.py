@@ -14,8 +14,7 @@ import yaml
 
 from overlap_sweep import workloads
 from overlap_sweep.config import PointConfig
-from overlap_sweep.hydra_adapter.help import GROUPS
-from overlap_sweep.hydra_adapter.overrides import workloads_with_section
+from overlap_sweep.hydra_adapter.overrides import GROUPS, workloads_with_section
 from overlap_sweep.options import Option, about, options_of
 from tests.sweeps import ROOT
 

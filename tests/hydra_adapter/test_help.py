@@ -8,7 +8,8 @@ import pytest
 
 from overlap_sweep import workloads
 from overlap_sweep.declared import types_of
-from overlap_sweep.hydra_adapter.help import GROUPS, workload_pages
+from overlap_sweep.hydra_adapter.help import workload_pages
+from overlap_sweep.hydra_adapter.overrides import GROUPS
 from overlap_sweep.options import options_of
 from tests.composed import hydra
 from tests.sweeps import ROOT, launch_here

@@ -11,6 +11,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from overlap_sweep.config import ResolvedModel
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import model_forms, models
 from overlap_sweep.overlap.model_forms import FORMS, sizes_of
@@ -46,7 +47,7 @@ def wrong(config: Any) -> dict[str, str]:
     """By operator what is read and what the model has, where they differ. An operator is also wrong that is refused
     although layers have it in the dense form: all of them, or for the MLP any."""
     try:
-        read, instead = sizes_of(config, "it")
+        read = sizes_of(config, "it")
     except UserError:
         return {}
     layers = layers_of(config)
@@ -58,25 +59,25 @@ def wrong(config: Any) -> dict[str, str]:
             continue
         dense = {layer_operators for layer_operators in truth if isinstance(layer_operators, Operator)}
         has_it = dense == truth if operator in ATTENTION else bool(dense)
-        said: Any = instead.get(operator)
+        said: Any = read.instead.get(operator)
         if not said:
             shape = models.linear_shape(read, operator, 1, 1)
             said = Operator(shape.in_features, shape.out_features)
-        if bool(instead.get(operator)) == has_it or not (instead.get(operator) or dense == {said}):
+        if bool(read.instead.get(operator)) == has_it or not (read.instead.get(operator) or dense == {said}):
             found[operator] = f"{said} is {sorted(map(str, truth))}"
     if latent:
-        projections = models.latent_projections({**read, "instead": instead})
+        projections = models.latent_projections(read)
         proj = models.linear_shape(read, "proj", 1, 1)
         said = tuple(sorted({**projections, "proj": (proj.in_features, proj.out_features)}.items()))
         if latent != {said}:
             found["latent"] = f"{said} is {latent}"
     dense_layers = sum(isinstance(*layer_operators["fc2"], Operator) for layer_operators in by_layer)
-    if dense_layers != read.get("layers", {}).get("dense_mlp", len(layers)):
-        found["layers"] = f"{read.get('layers')} is {dense_layers} of {len(layers)}"
-    if (norms := norms_of(layers)) and norms != {read["normalization"]}:
-        found["normalization"] = f"{read['normalization']} is {norms}"
-    sizes = (read.get(f"{name}_ffn_hidden_size") for name in ("expert", "shared_expert"))
-    experts = {Experts(read["num_experts"], *sizes)} if "num_experts" in read else set()
+    if dense_layers != (read.layers.dense_mlp if read.layers else len(layers)):
+        found["layers"] = f"{read.layers} is {dense_layers} of {len(layers)}"
+    if (norms := norms_of(layers)) and norms != {read.normalization}:
+        found["normalization"] = f"{read.normalization} is {norms}"
+    sizes = read.expert_ffn_hidden_size, read.shared_expert_ffn_hidden_size
+    experts = {Experts(read.num_experts, *sizes)} if read.num_experts else set()
     if experts_of(layers) not in (experts, set()):
         found["experts"] = f"{experts} is {experts_of(layers)}"
     return found
@@ -142,7 +143,7 @@ IMAGES_AND_TEXT = {
 UNKNOWN = sorted(set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) - set(FORMS) - set(IMAGES_AND_TEXT))
 
 
-def read(directory: Path, model_type: str) -> tuple[dict[str, Any], dict[str, str]]:
+def read(directory: Path, model_type: str) -> ResolvedModel:
     (directory / "config.json").write_text(json.dumps({"model_type": model_type}))
     return sizes_of(model_forms.read_hf_config(str(directory)), "it")
 

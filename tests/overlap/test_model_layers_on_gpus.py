@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from overlap_sweep.backends import transformer_engine
+from overlap_sweep.backends import installed
 from overlap_sweep.measure import Ranks
 from tests.processes import run_ranks
 
 pytestmark = [
-    pytest.mark.skipif(bool(transformer_engine.missing(package)), reason=f"needs {package}")
+    pytest.mark.skipif(bool(installed.missing(package)), reason=f"needs {package}")
     for package in ("transformer_engine", "megatron.core")
 ]
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from transformers import AutoConfig
 
-from overlap_sweep.config import OF_EXPERTS, OF_LATENT_ATTENTION, SIZES
+from overlap_sweep.config import Model
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import model_forms, models
 from overlap_sweep.overlap.model_forms import sizes_of
@@ -25,9 +25,8 @@ def test_what_is_said_of_a_models_operators(line: str) -> None:
     assert golden.answer(line) == ANSWERS[line]
 
 
-def conf(name: str) -> dict[str, Any]:
-    unset = dict.fromkeys((*SIZES, *OF_EXPERTS, *OF_LATENT_ATTENTION))
-    return {"source": "sizes", **unset, **yaml.safe_load((ROOT / f"conf/model/{name}.yaml").read_text())}
+def conf(name: str) -> Model:
+    return Model(**yaml.safe_load((ROOT / f"conf/model/{name}.yaml").read_text()))
 
 
 @pytest.mark.parametrize(
@@ -36,10 +35,11 @@ def conf(name: str) -> dict[str, Any]:
 )
 def test_a_preset_and_the_architecture_of_the_same_model_have_the_same_layers(name: str, model_type: str) -> None:
     published = {"num_hidden_layers": 48, "num_key_value_heads": 4, "head_dim": 128} if "qwen3" in name else {}
-    read, instead = sizes_of(AutoConfig.for_model(model_type, **published), name)
+    read = sizes_of(AutoConfig.for_model(model_type, **published), name)
     preset = model_forms.resolve(conf(name))
-    assert {key: preset[key] for key in read} == read | {"num_dense_layers": preset["num_dense_layers"]}
-    assert preset.get("instead", {}).keys() == instead.keys()
+    sizes = {key for key, value in vars(read).items() if value is not None} - {"instead", "num_dense_layers"}
+    assert {key: getattr(preset, key) for key in sizes} == {key: getattr(read, key) for key in sizes}
+    assert preset.instead.keys() == read.instead.keys()
 
 
 def test_sharded_shapes() -> None:
@@ -56,8 +56,8 @@ def write_config(directory: Path, config: dict[str, Any]) -> Path:
     return directory / "config.json"
 
 
-def hf(name: str | Path, **sizes: Any) -> dict[str, Any]:
-    return {"name": str(name), "source": "hf", **dict.fromkeys(SIZES), **sizes}
+def hf(name: str | Path, **sizes: Any) -> Model:
+    return Model(name=str(name), source="hf", **sizes)
 
 
 @pytest.mark.parametrize("offline", [False, True])

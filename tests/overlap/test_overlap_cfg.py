@@ -10,7 +10,7 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import overlap_cfg
 from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig, methods_allowed
 from overlap_sweep.report.files import write_reports
-from overlap_sweep.workloads.sections import analyse
+from overlap_sweep.workloads import analyse
 from tests.golden import overlaps
 from tests.golden.command_lines import answers
 from tests.made_sweeps import write_sweep

@@ -14,7 +14,6 @@ from overlap_sweep.report.causes import (
     cause_rows,
     diagnosed,
     exhibit,
-    exhibit_of_several,
     findings_of,
     first_traced,
     in_a_sentence,
@@ -124,7 +123,7 @@ def test_what_only_the_profiler_delays_is_said_so(recorded: dict[str, list[Point
     training = recorded["fsdp"][0]
     ahead, late = Side(training, time_us=28_900.0), Side(with_host_late(training), time_us=28_900.0)
     assert "host_bound" in causes_of(ahead)
-    words = words_of(exhibit({"ahead": ahead, "late": late}))
+    words = words_of(exhibit({"": {"ahead": ahead, "late": late}}))
     assert any("host_bound is the profiler's" in line for line in words["ahead"][0])
     assert any("Recording slows the host down" in line for line in words["late"][0])
     for about, _ in words.values():
@@ -138,7 +137,8 @@ def test_what_only_the_profiler_delays_is_said_so(recorded: dict[str, list[Point
 
 def test_what_is_said_of_a_finding(recorded: dict[str, list[Point]]) -> None:
     (layer,) = recorded["layer"]
-    shown = exhibit({"no overlap": Side(layer, "none"), "best": Side(layer, "ring_exchange"), "gone": None})
+    sides = {"no overlap": Side(layer, "none"), "best": Side(layer, "ring_exchange"), "gone": None}
+    shown = exhibit({"": sides})
     (part,) = parts_of(shown)
     assert part.listing
     assert [row["run"] for row in part.listing.rows] == sorted((row["run"] for row in part.listing.rows), reverse=True)
@@ -159,14 +159,14 @@ def test_a_side_without_causes_or_with_a_broken_trace_is_a_note(
     recorded: dict[str, list[Point]], tmp_path: Path
 ) -> None:
     point = named(recorded["operators"], "fc1_bulk_sm4")
-    (part,) = parts_of(exhibit_of_several({"fc1": {"backward": Side(point, "none", "bwd")}}))
+    (part,) = parts_of(exhibit({"fc1": {"backward": Side(point, "none", "bwd")}}))
     assert part.folded == "fc1"
     assert part.listing is None
     assert part.notes == ["backward: The step, both passes, takes 3,917.6 us. No cause costs 1% of it."]
     assert point.result
     for name in point.result.traces:
         (tmp_path / name).write_bytes(b"\x1f\x8bbroken")
-    (part,) = parts_of(exhibit({"broken": Side(replace(point, directory=tmp_path))}))
+    (part,) = parts_of(exhibit({"": {"broken": Side(replace(point, directory=tmp_path))}}))
     assert [note.partition(": ")[0] for note in part.notes] == ["broken"]
     assert "cut short" in part.notes[0]
     assert "No cause" not in part.notes[0]

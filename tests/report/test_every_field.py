@@ -19,7 +19,7 @@ from overlap_sweep.report.console import console_for, print_answers
 from overlap_sweep.report.files import write_reports
 from overlap_sweep.results.points import HYDRA_CONFIG
 from overlap_sweep.results.run_directory import RESULT_FILE, decoded_result, find_points, read_result
-from overlap_sweep.workloads.sections import analyse
+from overlap_sweep.workloads import analyse
 from tests.golden.archives import unpack
 
 RECORDED = ("operators", "layer", "kernel", "fsdp", "copy_engine", "tp_training", "job")

@@ -17,9 +17,9 @@ from overlap_sweep.results.points import read_points
 from overlap_sweep.results.run_directory import trace_file
 from overlap_sweep.results.traces import TraceReading, read_traces
 from overlap_sweep.tuner import Report
+from overlap_sweep.workloads import analyse
 from overlap_sweep.workloads.operator.answer import OperatorAnalysis
 from overlap_sweep.workloads.operator.choice import slots_in_pass
-from overlap_sweep.workloads.sections import analyse
 from overlap_sweep.workloads.tp_training.rows import StepCommunication, results, step_communication, tolerance_of
 from overlap_sweep.workloads.tp_training.tables import RESULTS as STACKS
 from tests.golden.archives import unpack

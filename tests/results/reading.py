@@ -11,11 +11,11 @@ from overlap_sweep.results.records import read_records
 from overlap_sweep.results.traces import read_traces
 from overlap_sweep.study.analysis import analyse
 from overlap_sweep.trace import TraceRow
+from overlap_sweep.workloads import read_sources
 from overlap_sweep.workloads.fsdp.study import STUDY, Analysis
 from overlap_sweep.workloads.operator import section as operators
 from overlap_sweep.workloads.operator.answer import OperatorAnalysis, analyse_operators
 from overlap_sweep.workloads.operator.choice import PassChoice, choose_all
-from overlap_sweep.workloads.sections import read_sources
 from overlap_sweep.workloads.tp_training.study import STUDY as STACKS
 from overlap_sweep.workloads.tp_training.study import Analysis as Stacks
 from tests.make_point import make_point, resolved
@@ -39,7 +39,7 @@ def operators_of(directory: Path) -> OperatorAnalysis:
 def operator_rows(directory: Path) -> list[Row]:
     """The rows of points.csv; none where there are no operators."""
     section = operators.section(read_sources(directory, AnalysisConfig()))
-    return section.records if section else []
+    return section.points.table.records(section.points.rows) if section else []
 
 
 def choices(directory: Path, objective: str = "time") -> dict[tuple[int, str, str], PassChoice]:

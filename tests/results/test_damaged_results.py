@@ -14,7 +14,7 @@ import pytest
 from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.results.points import read_points
 from overlap_sweep.results.run_directory import RESULT_FILE
-from overlap_sweep.workloads.sections import analyse
+from overlap_sweep.workloads import analyse
 from tests.golden import damaged_results
 from tests.golden.command_lines import answers
 from tests.golden.damaged_results import write_whole

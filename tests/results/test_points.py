@@ -6,24 +6,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pandas as pd
 import pytest
 from omegaconf import OmegaConf
 
 from overlap_sweep import workloads
 from overlap_sweep.errors import UserError
-from overlap_sweep.report.table import to_frame
 from overlap_sweep.results.estimate import hidden_fraction
-from overlap_sweep.results.nodes import on_nodes, ranks_of_each, ranks_of_each_trace
 from overlap_sweep.results.points import Point, group_cases, read_points
 from overlap_sweep.results.provenance import describe_machine
-from overlap_sweep.results.run_directory import Status
-from overlap_sweep.results.traces import TraceReading
+from overlap_sweep.results.run_directory import Environment, Status
+from overlap_sweep.results.traces import TraceReading, on_nodes, ranks_of_each, ranks_of_each_trace
+from overlap_sweep.workloads import sections_of_points
 from overlap_sweep.workloads.copy_engine.config import CopyEngine
 from overlap_sweep.workloads.fsdp.runs import Run
 from overlap_sweep.workloads.operator.answer import OperatorAnalysis
 from overlap_sweep.workloads.operator.section import TABLE, point_rows
-from overlap_sweep.workloads.sections import sections_of_points
 from tests.composed import configuration
 from tests.made_sweeps import write_sweep_of_copies, write_sweep_of_training
 from tests.make_point import (
@@ -174,14 +173,14 @@ def types_of(workload: str) -> dict[str, str]:
     return types
 
 
-def frame_of(directory: Path, workload: str = "operator") -> pd.DataFrame:
-    return to_frame(sections_of_points(read_points(directory).points)[0].records, types_of(workload))
+def frame_of(directory: Path) -> pd.DataFrame:
+    return sections_of_points(read_points(directory).points)[0].frame
 
 
 @pytest.mark.parametrize("workload", workloads.names())
 def test_columns_and_types_do_not_depend_on_what_was_measured(tmp_path: Path, workload: str) -> None:
     make_point(workload, tmp_path, status="failed", error="boom")
-    table = frame_of(tmp_path, workload)
+    table = frame_of(tmp_path)
     assert {name: str(kind) for name, kind in table.dtypes.items()} == types_of(workload)
     assert (table["status"].tolist(), table["error"].tolist()) == (["failed"], ["boom"])
     stream = io.BytesIO()
@@ -237,8 +236,9 @@ def test_runs_with_telemetry_say_that_their_nodes_differ(tmp_path: Path) -> None
 
 
 def test_all_hosts_are_named() -> None:
-    assert describe_machine({**ENVIRONMENT, "hosts": ["node7", "node9"]}).startswith("node7 and node9; ")
-    assert describe_machine(ENVIRONMENT).startswith("node7; ")
+    machine = msgspec.convert(ENVIRONMENT, Environment)
+    assert describe_machine(msgspec.structs.replace(machine, hosts=["node7", "node9"])).startswith("node7 and node9; ")
+    assert describe_machine(machine).startswith("node7; ")
 
 
 @pytest.mark.parametrize(

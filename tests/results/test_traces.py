@@ -12,7 +12,7 @@ from overlap_sweep.results.points import read_points
 from overlap_sweep.results.traces import METRICS, read_traces, summarise
 from tests.make_point import make_point, operator_config, pass_times
 from tests.results.reading import choices, trace_row
-from tests.results.traces_by_hand import write_trace
+from tests.timeline import write_trace
 from tests.trace.conftest import analyse_trace
 
 TRACES = Path(__file__).parent.parent / "data" / "traces"

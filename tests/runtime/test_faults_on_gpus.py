@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from overlap_sweep.backends import transformer_engine
+from overlap_sweep.backends import installed
 from tests.sweeps import Launch
 
 FAULTS = {2: "corrupt_context", 3: "out_of_memory", 4: "hang"}
@@ -30,7 +30,7 @@ def used_memory_mib() -> list[int]:
 @pytest.mark.timeout(580)
 # It looks at the memory of the GPUs, which tests beside it use.
 @pytest.mark.quiet
-@pytest.mark.skipif(bool(transformer_engine.missing()), reason="needs Transformer Engine")
+@pytest.mark.skipif(bool(installed.missing()), reason="needs Transformer Engine")
 def test_what_ruins_a_context_fails_its_point_only(tmp_path: Path) -> None:
     before_mib = used_memory_mib()
     path = os.pathsep.join(filter(None, (str(INJECTED), os.environ.get("PYTHONPATH"))))

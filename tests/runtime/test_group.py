@@ -22,14 +22,13 @@ import pytest
 from overlap_sweep.config import Runtime
 from overlap_sweep.errors import PointFailed, UserError
 from overlap_sweep.runtime import group
-from overlap_sweep.runtime.channel import Door, connect, listen
+from overlap_sweep.runtime.channel import Door, Reply, connect, listen
 from overlap_sweep.runtime.group import WorkerGroup, WorkerPool
 from overlap_sweep.runtime.group_config import GroupConfig, check_multicast, check_temporary_directory
 from overlap_sweep.runtime.outcome import MOST_BYTES, tail
 from tests.make_point import resolved
 
-OK = {"status": "ok"}
-FAILED = {"status": "failed", "error": "rank 1: no"}
+OK, FAILED = Reply("ok"), Reply("failed", "rank 1: no")
 Ranks = tuple[Any, list[Any]]
 
 
@@ -75,7 +74,7 @@ def test_who_waits_for_one_that_failed_is_not_waited_for_long(ranks: Ranks) -> N
     found, workers = ranks
     workers[1].send(FAILED)
     started = time.monotonic()
-    assert found._collect(60) == {1: {"status": "failed", "error": "rank 1: no"}}
+    assert found._collect(60) == {1: FAILED}
     assert time.monotonic() - started < 5
 
 
@@ -124,10 +123,10 @@ def test_a_rank_that_connects_and_says_nothing_has_not_joined(ranks: Ranks, tmp_
     path = tmp_path / "s"
 
     def join(*said: int) -> None:
-        with connect(str(path), "secret", 5.0) as joined:
+        with connect(str(path), "secret", 1.0) as joined:
             for word in said:
                 joined.send(word)
-            time.sleep(2.0)
+            time.sleep(1.0)
 
     with Door(listen(path), "secret") as door, ThreadPoolExecutor() as others:
         others.map(lambda said: join(*said), [(), (0,)])

@@ -11,10 +11,9 @@ from overlap_sweep import gpus, workloads
 from overlap_sweep.errors import UserError
 from overlap_sweep.gpus import visible_gpus
 from overlap_sweep.hydra_adapter.plugins import SlurmLauncherConf, TorchrunLauncherConf
-from overlap_sweep.runtime import nodes, placement, point
+from overlap_sweep.runtime import nodes, point
 from overlap_sweep.runtime.meeting import Place
-from overlap_sweep.runtime.nodes import Nodes, nodes_here, take, with_hosts
-from overlap_sweep.runtime.placement import given, nodes_of, refusal, requested
+from overlap_sweep.runtime.nodes import Nodes, given, nodes_here, nodes_of, nodes_refusal, requested, take, with_hosts
 from tests.composed import composed
 from tests.make_point import resolved
 
@@ -97,7 +96,7 @@ def test_a_launch_on_two_machines_has_points_on_one_or_two(tmp_path: Path, monke
     ],
 )
 def test_ranks_that_cannot_be_spread_say_why(point: Any, reason: str | None) -> None:
-    assert refusal(point) == reason
+    assert nodes_refusal(point) == reason
 
 
 def test_a_result_names_its_hosts_only_if_these_are_several() -> None:
@@ -127,7 +126,7 @@ def why_one_node(workload: str, nodes: int, **changes: Any) -> str | None:
 )
 def test_points_that_may_span_two_nodes(workload: str, changes: dict[str, Any]) -> None:
     assert why_one_node(workload, 2, **changes) is None
-    assert placement.refusal(resolved(workload, **{"runtime.nodes": 2}, **changes)) is None
+    assert nodes_refusal(resolved(workload, **{"runtime.nodes": 2}, **changes)) is None
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def asked_for(*overrides: str) -> dict[str, Any]:
     config = configuration(*overrides)
     HydraConfig.instance().set_config(config)
     common, own = options_of(CLUSTER, Job(0, [], config, {}, Path("/sweep/0")))
-    return {**own, **common, "_target_": config.hydra.launcher._target_}
+    return {**own, **common._asdict(), "_target_": config.hydra.launcher._target_}
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from overlap_sweep.backends import transformer_engine
+from overlap_sweep.backends import installed
 from overlap_sweep.overlap import space
 from overlap_sweep.search.cell import NONE, Candidate, distance
 from overlap_sweep.search.tasks import candidates
@@ -22,7 +22,7 @@ PAIRS = pairs([ONE, TWO])
 
 @pytest.fixture(autouse=True)
 def with_transformer_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transformer_engine, "missing", lambda *_: None)
+    monkeypatch.setattr(installed, "missing", lambda *_: None)
 
 
 def found(

@@ -13,7 +13,7 @@ from overlap_sweep.report.console import print_titled
 from overlap_sweep.report.searches import knob_searches, pasted
 from overlap_sweep.results.records import KnobRecord, KnobSearch, read_records
 from overlap_sweep.results.run_directory import Result
-from overlap_sweep.runtime import placement
+from overlap_sweep.runtime import nodes
 from overlap_sweep.search.knob_sweeper import sweep
 from tests.make_point import made_result
 from tests.search.stand_in import ON_CPU, StandIn, operator_result, results, sweep_of
@@ -97,7 +97,7 @@ def test_the_experiment_names_the_best_setting_and_what_each_knob_contributes(
 def test_shardings_within_nodes_are_searched_on_several_nodes_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(placement, "nodes_here", lambda: 2)
+    monkeypatch.setattr(nodes, "nodes_here", lambda: 2)
     of_nodes = {key: PARAMS[key] for key in ("fsdp.replicas", "fsdp.reshard_after_forward")}
 
     def answer(point: Mapping[str, Any]) -> Result:

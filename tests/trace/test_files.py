@@ -12,6 +12,7 @@ import pytest
 
 from overlap_sweep.trace import files
 from overlap_sweep.trace.files import TraceFile, read_trace_file, read_trace_files
+from tests.timeline import Timeline
 
 TRACES = sorted((Path(__file__).parent.parent / "data" / "traces").glob("h200x4_*.json.gz"))
 
@@ -50,7 +51,7 @@ def types(file: TraceFile) -> list[list[type]]:
 
 
 @pytest.fixture
-def no_ratio(trace: Any) -> Path:
+def no_ratio(trace: Timeline) -> Path:
     """A trace without rank, without communication, and with a whole number of microseconds."""
     trace.work("nvjet_a", 1, 1000, 1010)
     return trace.write()

@@ -51,7 +51,7 @@ def backward(start: float, dur: float, thread: int = 2) -> Written:
     return event("cpu_op", name, start, dur, 4242, thread, **{"Sequence number": 3, "Fwd thread id": 1})
 
 
-def test_pytorch_before_1_12(tmp_path: Path) -> None:
+def test_pytorch_before_1_12(path: Path) -> None:
     """Whole microseconds, words of their own for categories, threads and streams as text."""
     all_reduce = "ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)"
     host: list[Written] = [
@@ -70,7 +70,7 @@ def test_pytorch_before_1_12(tmp_path: Path) -> None:
         event("Kernel", "volta_sgemm_128x32_nt", 1100, 30, 0, "stream 7", correlation=337, stream=7),
         event("Memcpy", "Memcpy DtoD (Device -> Device)", 1140, 10, 0, "stream 7", correlation=338, stream=7),
     ]
-    rows, parts = found(tmp_path / "trace.json", {"schemaVersion": 1, "traceEvents": host + device})
+    rows, parts = found(path, {"schemaVersion": 1, "traceEvents": host + device})
     assert {which: numbers(row) for which, row in rows.items()} == {
         (0, "fwd"): (90.0, 60.0, 50.0, 0.0, 20.0, 30.0, 0.0),
         (0, "bwd"): (50.0, 30.0, 0.0, 0.0, 0.0, 0.0, 10.0),
@@ -80,7 +80,7 @@ def test_pytorch_before_1_12(tmp_path: Path) -> None:
     assert {part.name for part in parts if part.by == "stream"} == {"0 stream 7", "0 stream 16"}
 
 
-def test_rocm(tmp_path: Path) -> None:
+def test_rocm(path: Path) -> None:
     """HIP's calls are filed under cuda_runtime; devices are numbered behind the processes' numbers in some versions."""
     events = [launched("hipExtModuleLaunchKernel", 10, 1), launched("hipLaunchKernel", 20, 2)]
     events += [backward(100, 100), launched("hipModuleLaunchKernel", 110, 3, thread=2)]
@@ -93,7 +93,7 @@ def test_rocm(tmp_path: Path) -> None:
         event("gpu_memcpy", "Memcpy PtoP (Device -> Device)", 1240.0, 30.0, 2, 4, correlation=5),
         event("gpu_memset", "Memset (Device)", 1100.0, 1.0, 2, 0, correlation=77),
     ]
-    rows, parts = found(tmp_path / "trace.json", {"traceEvents": events, "roctracer_version": 4.1})
+    rows, parts = found(path, {"traceEvents": events, "roctracer_version": 4.1})
     # The Memset, of which no launch is known, is with the kernel before it on its stream.
     assert {which: numbers(row) for which, row in rows.items()} == {
         (0, "fwd"): (150.0, 100.25, 100.0, 0.0, 50.25, 49.75, 0.0),
@@ -109,11 +109,11 @@ def test_rocm(tmp_path: Path) -> None:
     }
 
 
-def test_intels_devices(tmp_path: Path) -> None:
+def test_intels_devices(path: Path) -> None:
     events = [launched("urEnqueueKernelLaunch", 10, 1, cat="xpu_runtime"), backward(50, 50, thread=1)]
     events += [launched("zeCommandListAppendLaunchKernel", 60, 2, cat="xpu_driver")]
     events += [on_stream("gemm_kernel", 100.0, 10.0, 3, 1), on_stream("gemm_kernel", 120.0, 10.0, 3, 2)]
-    rows, _ = found(tmp_path / "trace.json", {"traceEvents": events})
+    rows, _ = found(path, {"traceEvents": events})
     counts = {phase: (row.num_gemm_events, row.span_us) for (_, phase), row in rows.items()}
     assert counts == {"fwd": (1, 10.0), "bwd": (1, 10.0), "all": (2, 30.0)}
 
@@ -188,12 +188,9 @@ OTHERS: dict[str, list[Written]] = {
 
 @pytest.mark.parametrize("others", [*OTHERS, "all of them"])
 @pytest.mark.parametrize("reverse", [False, True])
-def test_what_other_tools_and_settings_add_changes_nothing_in_any_order(
-    tmp_path: Path, others: str, reverse: bool
-) -> None:
+def test_what_other_tools_and_settings_add_changes_nothing_in_any_order(path: Path, others: str, reverse: bool) -> None:
     added = OTHERS.get(others) or [event for of_kind in OTHERS.values() for event in of_kind]
     events = (added + core())[:: -1 if reverse else 1]
-    path = tmp_path / "trace.json"
     rows, parts = found(path, {"traceEvents": events})
     assert {which: numbers(row) for which, row in rows.items()} == {
         (0, "fwd"): (150.0, 100.0, 100.0, 0.0, 50.0, 50.0, 0.0),
@@ -204,11 +201,11 @@ def test_what_other_tools_and_settings_add_changes_nothing_in_any_order(
     assert len(typical_iteration(path).spans) == 3
 
 
-def test_two_devices_in_one_trace(tmp_path: Path) -> None:
+def test_two_devices_in_one_trace(path: Path) -> None:
     """Streams of the same number on two devices are two streams."""
     events = [launched("cudaLaunchKernel", 10, 1), launched("cudaLaunchKernel", 20, 2)]
     events += [on_stream("nvjet_a", 1000.0, 100.0, 7, 1, device=0), on_stream("nvjet_a", 1050.0, 100.0, 7, 2, device=1)]
-    rows, parts = found(tmp_path / "trace.json", {"traceEvents": events})
+    rows, parts = found(path, {"traceEvents": events})
     assert (rows[0, "fwd"].gemm_us, rows[0, "fwd"].num_gemm_events) == (150.0, 2)
     streams = [part for part in parts if part.by == "stream" and part.phase == "fwd"]
     assert [(part.name, part.busy_us, part.alone_us) for part in streams] == [

@@ -4,7 +4,16 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlap_sweep.trace.intervals import Intervals, contains, intersect, length, merge, rows_without_overlap, subtract
+from overlap_sweep.trace.intervals import (
+    Intervals,
+    Measure,
+    contains,
+    intersect,
+    length,
+    merge,
+    rows_without_overlap,
+    subtract,
+)
 
 HORIZON = 40
 
@@ -45,6 +54,13 @@ def test_intersect_and_subtract(a: Intervals, b: Intervals) -> None:
 @given(some_intervals, st.lists(st.integers(-1, HORIZON + 1)))
 def test_contains(a: Intervals, asked: list[int]) -> None:
     assert contains(merge(a), np.array(asked, np.int64)).tolist() == [moment in moments(a) for moment in asked]
+
+
+@given(some_intervals, st.integers(-5, HORIZON + 5), st.integers(-5, HORIZON + 5))
+def test_between_two_moments(a: Intervals, start: int, end: int) -> None:
+    measure = Measure(a)
+    assert measure.between(start, end) == len(moments(a) & set(range(start, end)))
+    assert float(measure.until(end)) == len({moment for moment in moments(a) if moment < end})
 
 
 @given(some_intervals)

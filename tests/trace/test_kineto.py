@@ -44,8 +44,7 @@ spelling = st.sampled_from(["decimal", "string", "whole"])
         max_size=8,
     )
 )
-def test_any_time_is_exact_to_the_nanosecond(tmp_path: Path, times: list[tuple[int, int, str, str]]) -> None:
-    path = tmp_path / "trace.json"
+def test_any_time_is_exact_to_the_nanosecond(path: Path, times: list[tuple[int, int, str, str]]) -> None:
     events, expected = [], []
     for start, duration, how_start, how_duration in times:
         start -= start % 1000 if how_start == "whole" else 0
@@ -84,8 +83,7 @@ def test_any_time_is_exact_to_the_nanosecond(tmp_path: Path, times: list[tuple[i
         (b'[{"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "ts": 1, "dur": 9}]', "has no work"),
     ],
 )
-def test_bad_files_get_one_sentence_with_the_mend(tmp_path: Path, content: bytes, complaint: str) -> None:
-    path = tmp_path / "trace.json"
+def test_bad_files_get_one_sentence_with_the_mend(path: Path, content: bytes, complaint: str) -> None:
     path.write_bytes(content)
     with pytest.raises(UserError) as caught:
         analyse_trace(path)
@@ -101,8 +99,7 @@ def names(trace: Trace) -> list[str]:
     return [trace.labels[label][1] for label in trace.device.label]
 
 
-def test_a_malformed_event_is_left_out_and_counted(tmp_path: Path) -> None:
-    path = tmp_path / "trace.json"
+def test_a_malformed_event_is_left_out_and_counted(path: Path) -> None:
     bad: list[Any] = [kernel(ts="soon"), kernel(ts=[1]), kernel(ts=1e300), 3, kernel(args={"correlation": "x"})]
     path.write_text(json.dumps([kernel(name="first"), *bad, kernel(name="last")]))
     trace = read_trace(path)
@@ -111,8 +108,7 @@ def test_a_malformed_event_is_left_out_and_counted(tmp_path: Path) -> None:
     assert warning.startswith(f"{path}: 5 malformed events were left out (")
 
 
-def test_a_damaged_middle_ends_the_trace_there(tmp_path: Path) -> None:
-    path = tmp_path / "trace.json"
+def test_a_damaged_middle_ends_the_trace_there(path: Path) -> None:
     events = [json.dumps(kernel(name=f"k{number}")) for number in range(9)]
     events[6] = '{"ph": X}'
     path.write_text(f'{{"distributedInfo": {{"rank": 3}}, "traceEvents": [{", ".join(events)}]}}')
@@ -128,8 +124,7 @@ def test_a_damaged_middle_ends_the_trace_there(tmp_path: Path) -> None:
         *((odd, None) for odd in (MOST_RANKS, 10**18, 2**70, "9" * 5000, -1, "²", "x", 1e9, 1e300, None, [0])),
     ],
 )
-def test_a_rank_that_there_cannot_be_is_none(tmp_path: Path, written: Any, number: int | None) -> None:
-    path = tmp_path / "trace.json"
+def test_a_rank_that_there_cannot_be_is_none(path: Path, written: Any, number: int | None) -> None:
     path.write_text(
         json.dumps({"traceEvents": [kernel()], "distributedInfo": {"rank": written, "world_size": written}})
     )
@@ -167,8 +162,7 @@ event = st.fixed_dictionaries(
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(events=st.lists(event, max_size=12), cut=st.integers(0, 400) | st.none())
-def test_fuzzed_traces_are_analysed_or_refused(tmp_path: Path, events: list[object], cut: int | None) -> None:
-    path = tmp_path / "trace.json"
+def test_fuzzed_traces_are_analysed_or_refused(path: Path, events: list[object], cut: int | None) -> None:
     path.write_bytes(json.dumps({"traceEvents": events}).encode()[:cut])
     found = read_trace_file(path, with_parts=True)
     assert bool(found.rows) == (found.problem is None)

@@ -31,8 +31,7 @@ def refusal(path: Path) -> str:
     return problem
 
 
-def test_entries_too_short_for_events(tmp_path: Path) -> None:
-    path = tmp_path / "trace.json"
+def test_entries_too_short_for_events(path: Path) -> None:
     path.write_bytes(listed([b"{}"] * 700_000))
     assert "entries of less than 24 bytes" in refusal(path)
     # A few among events are no reason.
@@ -40,8 +39,7 @@ def test_entries_too_short_for_events(tmp_path: Path) -> None:
     assert len(read_trace(path).device) == 100
 
 
-def test_what_comes_before_entries_too_short_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "trace.json"
+def test_what_comes_before_entries_too_short_is_read(path: Path) -> None:
     path.write_bytes(listed([*map(kernel, range(40_000)), *[b'{"a":1}'] * 300_000]))
     trace = read_trace(path)
     assert 0 < len(trace.device) <= 40_000
@@ -57,19 +55,17 @@ def test_what_comes_before_entries_too_short_is_read(tmp_path: Path) -> None:
     ids=["names", "streams"],
 )
 def test_more_different_ones_than_any_program_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entries: list[bytes], said: str
+    path: Path, monkeypatch: pytest.MonkeyPatch, entries: list[bytes], said: str
 ) -> None:
-    path = tmp_path / "trace.json"
     path.write_bytes(listed(entries))
     assert len(read_trace(path).device) == 30
     monkeypatch.setattr(columns, "MOST_DIFFERENT", 20)
     assert f"{said}; record fewer steps" in refusal(path)
 
 
-def test_more_iterations_than_anybody_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_iterations_than_anybody_records(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     step = b'{"ph":"X","cat":"user_annotation","name":"ProfilerStep#%d","ts":%d,"dur":9,"pid":0,"tid":0}'
     gemm = b'{"ph":"X","cat":"cpu_op","name":"aten::mm","ts":%d,"dur":1,"pid":0,"tid":0}'
-    path = tmp_path / "trace.json"
     path.write_bytes(listed([entry for i in range(30) for entry in (step % (i, 10 * i), gemm % (10 * i + 1))]))
     assert len(read_trace_file(path, with_parts=False).rows) == 60
     monkeypatch.setattr(iterations, "MOST_ITERATIONS", 20)
@@ -102,9 +98,8 @@ def test_small_members_are_handed_on_together(tmp_path: Path) -> None:
     assert len(found) == 1 + len(text) // (disk.BLOCK_BYTES // 2)
 
 
-def test_an_entry_that_never_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_entry_that_never_ends(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "_MOST_BYTES", 1 << 20)
-    path = tmp_path / "trace.json"
     path.write_bytes(HEAD + b"1," * 2_000_000)
     with pytest.raises(UserError, match="has no end of an event within 1 MiB"):
         read_trace(path)

@@ -24,13 +24,8 @@ def write(path: Path, content: bytes = CPU) -> Path:
 
 
 def test_numbers_are_ordered_by_value(tmp_path: Path) -> None:
-    expected = [
-        write(tmp_path / name)
-        for name in (
-            *("node2/trace_rank0.json.gz", "node2/trace_rank9.json.gz", "node2/trace_rank10.json.gz"),
-            *("node10/trace_rank1.json.gz", "trace_rank2.json.gz"),
-        )
-    ]
+    ranks = (("node2", 0), ("node2", 9), ("node2", 10), ("node10", 1), ("", 2))
+    expected = [write(tmp_path / node / f"trace_rank{rank}.json.gz") for node, rank in ranks]
     assert find_traces(tmp_path) == expected
     assert sorted(map(Path, ("a/10", "a/b", "a/2", "a")), key=natural_order) == [
         *map(Path, ("a", "a/2", "a/10", "a/b"))

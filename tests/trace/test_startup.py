@@ -13,7 +13,7 @@ from overlap_sweep.trace.files import read_trace_files, startup_warnings
 from overlap_sweep.workloads.tp_training.rows import step_communication
 from tests.make_point import make_point, operator_config
 from tests.results.reading import trace_row
-from tests.results.traces_by_hand import write_trace
+from tests.timeline import write_trace
 
 TRACES = Path(__file__).parent.parent / "data" / "traces"
 
@@ -69,8 +69,8 @@ def test_recorded_ones() -> None:
     assert startup_warnings([file for file in files if not file.startup]) == []
 
 
-def test_medians_leave_startup_out_and_rows_mark_it(tmp_path: Path) -> None:
-    path = write_trace(tmp_path / "trace.json", 0, [800.0, 100.0, 110.0], 10.0)
+def test_medians_leave_startup_out_and_rows_mark_it(path: Path) -> None:
+    path = write_trace(path, 0, [800.0, 100.0, 110.0], 10.0)
     (file,) = read_trace_files([path])
     assert [row["startup"] for row in trace_rows([file], "phase", ["all"], medians=False)] == [True, False, False]
     (median,) = trace_rows([file], "phase", ["all"], medians=True)

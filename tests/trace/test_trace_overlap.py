@@ -1,7 +1,6 @@
 """Rows, parts and spans of traces: against numbers worked out by hand, and counted moment by moment."""
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -11,14 +10,13 @@ from hypothesis import strategies as st
 
 from overlap_sweep.report.iterations import Span, typical_iteration
 from overlap_sweep.trace import TraceRow, summarise
-from overlap_sweep.trace.activity import COMM, COMPUTE, GEMM, WAIT
 from overlap_sweep.trace.files import read_trace_file
-from overlap_sweep.trace.intervals import merge
-from overlap_sweep.trace.iterations import PhaseEvents, measure, measure_groups
+from overlap_sweep.trace.iterations import measure_groups
+from tests.timeline import Timeline
 from tests.trace.conftest import analyse_trace
 
 
-def test_rows_and_parts_on_one_page(trace: Any) -> None:
+def test_rows_and_parts_on_one_page(trace: Timeline) -> None:
     """GEMM 0-100 and 50-150; NCCL 120-220; computation 200-210; wait 230-250; copy 205-270."""
     trace.work("nvjet_a", 0, 1000, 1100)
     trace.work("nvjet_b", 1, 1050, 1150, stream=8)
@@ -26,8 +24,9 @@ def test_rows_and_parts_on_one_page(trace: Any) -> None:
     trace.work("void at::native::gelu_kernel<float>(int)", 3, 1200, 1210)
     trace.work("kuserbuffers_pushrecv(int)", 4, 1230, 1250)
     trace.launch(5, 5)
-    trace.copy("Memcpy DtoD (Device -> Device)", 1205, 1270, 5)
-    found = read_trace_file(trace.write(distributedInfo={"rank": 3, "world_size": 8}), with_parts=True)
+    trace.on_device("Memcpy DtoD (Device -> Device)", 1205, 1270, 5, cat="gpu_memcpy")
+    trace.info = {"rank": 3, "world_size": 8}
+    found = read_trace_file(trace.write(), with_parts=True)
     fwd, whole = found.rows
     assert fwd == TraceRow(
         file=str(trace.path),
@@ -84,28 +83,6 @@ def running_at(events: Drawn) -> dict[int, set[int]]:
     return running
 
 
-@given(some_events, some_events)
-def test_measure_against_counting_every_nanosecond(events: Drawn, others: Drawn) -> None:
-    """`others` belong to another phase: they hide communication, and the device is not idle while they run."""
-    own, every = np.array(events), np.array([*events, *others])
-    start, end = int(own[:, 0].min()), int((own[:, 0] + own[:, 1]).max())
-    intervals, unions = (np.stack((drawn[:, 0], drawn[:, 0] + drawn[:, 1]), axis=1) for drawn in (own, every))
-    computes = np.isin(every[:, 2], (GEMM, COMPUTE))
-    phase = PhaseEvents(0, "fwd", (start, end), np.arange(len(own)), intervals, np.ones(len(own), bool))
-    found = measure(phase, own[:, 2], merge(unions), merge(unions[computes]))
-    kinds = running_at(events)
-    beside = {moment: running_at([*events, *others]).get(moment, set()) for moment in range(start, end)}
-    assert found.span_us == pytest.approx((end - start) / 1000)
-    assert found.idle_us == pytest.approx(sum(not k for k in beside.values()) / 1000)
-    assert found.gemm_us == sum(GEMM in k for k in kinds.values()) / 1000
-    assert found.comm_us == sum(COMM in k for k in kinds.values()) / 1000
-    assert found.wait_us == sum(WAIT in k for k in kinds.values()) / 1000
-    assert found.overlap_us == sum({GEMM, COMM} <= k for k in kinds.values()) / 1000
-    assert found.exposed_comm_us == sum(COMM in k and not beside[t] & {GEMM, COMPUTE} for t, k in kinds.items()) / 1000
-    shorter = min(found.gemm_us, found.comm_us)
-    assert found.overlap_ratio == (pytest.approx(found.overlap_us / shorter) if shorter else None)
-
-
 @given(some_events, st.sampled_from([1, 2**62 // 50]))
 def test_groups_against_counting_every_moment(events: Drawn, scale: int) -> None:
     # Moments may lie so far apart that groups of them cannot be shifted apart as they are.
@@ -129,7 +106,7 @@ def test_summary_is_the_median_over_the_iterations(gpu_trace: Path) -> None:
     assert summarise([]) == []
 
 
-def iterations(trace: Any, *lengths: int) -> None:
+def iterations(trace: Timeline, *lengths: int) -> None:
     """Iterations of a forward GEMM and a backward one, as long as given; copies between them belong to neither pass."""
     for number, length in enumerate(lengths):
         start = 10_000 * number
@@ -138,19 +115,20 @@ def iterations(trace: Any, *lengths: int) -> None:
         trace.work("nvjet_fwd", start + 50, start + 1000, start + 1010)
         trace.work("nvjet_bwd", start + 150, start + 1005, start + 1000 + length, thread=2, stream=9)
         trace.launch(start + 350, number)
-        trace.copy("Memset (Device)", start + 1008, start + 1009, number)
+        trace.on_device("Memset (Device)", start + 1008, start + 1009, number, cat="gpu_memcpy")
 
 
 @pytest.mark.parametrize(
     ("lengths", "number"), [((30,), 0), ((50, 30), 1), ((20, 90, 40), 2), ((20, 90, 40, 30), 3), ((30, 30, 30), 1)]
 )
-def test_the_typical_iteration_is_the_lower_median(trace: Any, lengths: tuple[int, ...], number: int) -> None:
+def test_the_typical_iteration_is_the_lower_median(trace: Timeline, lengths: tuple[int, ...], number: int) -> None:
     iterations(trace, *lengths)
-    found = typical_iteration(trace.write(distributedInfo={"rank": 3}))
+    trace.info = {"rank": 3}
+    found = typical_iteration(trace.write())
     assert (found.rank, found.number) == (3, number)
 
 
-def test_spans_are_what_ran_by_start(trace: Any) -> None:
+def test_spans_are_what_ran_by_start(trace: Timeline) -> None:
     iterations(trace, 50, 30, 70)
     assert typical_iteration(trace.write()).spans == [
         Span(0.0, 10.0, "0", "7", "gemm", "cublas", "nvjet_fwd", "fwd"),
@@ -159,19 +137,19 @@ def test_spans_are_what_ran_by_start(trace: Any) -> None:
     ]
 
 
-def on_cpu(trace: Any) -> list[tuple[float, float, str, str, str]]:
+def on_cpu(trace: Timeline) -> list[tuple[float, float, str, str, str]]:
     """Start, end, thread, kind and name of the operators that count."""
     spans = typical_iteration(trace.write()).spans
     return [(span.start_us, span.end_us, span.stream, span.kind, span.name) for span in spans]
 
 
-def test_a_gemm_counts_once_however_deep_the_call_and_of_other_operators_the_outermost(trace: Any) -> None:
+def test_a_gemm_counts_once_however_deep_the_call_and_of_other_operators_the_outermost(trace: Timeline) -> None:
     for name, start, end in (
         *(("linear", 0, 100), ("t", 1, 5), ("addmm", 10, 90), ("copy_", 12, 20), ("resolve_conj", 21, 22)),
         *(("mm", 100, 150), ("softmax", 200, 250), ("_softmax", 202, 248), ("copy_", 203, 210), ("gelu", 260, 290)),
         *(("scaled_dot_product_attention", 300, 400), ("bmm", 320, 350)),
     ):
-        trace.op(f"aten::{name}", start, end)
+        trace.operator(f"aten::{name}", start, end)
     assert on_cpu(trace) == [
         (0.0, 80.0, "1", "gemm", "aten::addmm"),
         (90.0, 140.0, "1", "gemm", "aten::mm"),
@@ -182,19 +160,19 @@ def test_a_gemm_counts_once_however_deep_the_call_and_of_other_operators_the_out
     ]
 
 
-def test_operators_inside_a_gloo_span_are_part_of_the_communication_and_launching_is_none(trace: Any) -> None:
-    trace.op("c10d::_allgather_base_", 0, 5)
+def test_operators_inside_a_gloo_span_are_part_of_the_communication_and_launching_is_none(trace: Timeline) -> None:
+    trace.operator("c10d::_allgather_base_", 0, 5)
     trace.annotation("gloo:all_gather", 10, 110, thread=5)
-    trace.op("aten::copy_", 90, 95, thread=5)
-    trace.op("aten::add_", 95, 100, thread=5)
-    trace.op("aten::add_", 30, 50, thread=1)
+    trace.operator("aten::copy_", 90, 95, thread=5)
+    trace.operator("aten::add_", 95, 100, thread=5)
+    trace.operator("aten::add_", 30, 50, thread=1)
     assert on_cpu(trace) == [(0.0, 100.0, "5", "comm", "gloo:all_gather"), (20.0, 40.0, "1", "compute", "aten::add_")]
 
 
-def test_point_to_point_spans_on_the_calling_thread_hide_nothing(trace: Any) -> None:
+def test_point_to_point_spans_on_the_calling_thread_hide_nothing(trace: Timeline) -> None:
     trace.annotation("gloo:send", 10, 110)
     trace.annotation("gloo:recv", 12, 112)
-    trace.op("aten::mm", 20, 70)
+    trace.operator("aten::mm", 20, 70)
     assert on_cpu(trace) == [
         (0.0, 100.0, "1", "comm", "gloo:send"),
         (2.0, 102.0, "1", "comm", "gloo:recv"),

@@ -125,7 +125,7 @@ def write_preset(path: Path, text: str = "fc1_fprop: {num_sm: 4}") -> str:
 
 def test_presets_are_checked_for_every_tp_size_and_named_after_their_files(tmp_path: Path) -> None:
     assert presets(None, 4) == presets([], 4) == {}
-    named = {"preset theirs_tp4": "file:a/theirs_tp4.yaml", "preset mine": f"file:{Path.home()}/mine.yaml"}
+    named = {"preset theirs_tp4": Path("a/theirs_tp4.yaml"), "preset mine": Path.home() / "mine.yaml"}
     assert presets(["a/theirs_tp{tp}.yaml", "~/mine.yaml"], 4) == named
     check_presets(None, ["2", "4"])
     of_each_size = write_preset(tmp_path / "theirs_tp2.yaml").replace("tp2", "tp{tp}")

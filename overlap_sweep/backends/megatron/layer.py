@@ -4,7 +4,7 @@ so that all variants send the same tokens to the same ranks, and every rank know
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
@@ -27,10 +27,11 @@ from megatron.core.utils import GlobalMemoryBuffer
 from torch import Tensor, nn
 from torch.nn import functional
 
-from overlap_sweep.backends.megatron import Arguments
-from overlap_sweep.backends.torch.communicator import SilentGroup, cached_silent_group, done, own_group
+from overlap_sweep.backends import LayerPoint
+from overlap_sweep.backends.communicator import SilentGroup, cached_silent_group, done, own_group
+from overlap_sweep.backends.megatron import Arguments, transformer_config
 from overlap_sweep.errors import Refused
-from overlap_sweep.measure import DTYPES, Ranks, parallel_groups, stream
+from overlap_sweep.measure import Ranks, parallel_groups, stream
 from overlap_sweep.measure.instruments import say_groups
 
 
@@ -65,7 +66,7 @@ class Prescribed:
 
     experts: Tensor
 
-    def get_replay_topk(self, scores: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+    def get_replay_topk(self, scores: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         """Returns the scores of the prescribed experts, and their numbers."""
         return scores.gather(1, self.experts), self.experts
 
@@ -76,7 +77,7 @@ class SilentExperts(SilentGroup):
 
     routing: Routing
 
-    def all_gather_single(self, output: Tensor, shard: Tensor, options: Any = None) -> dist.Work:
+    def all_gather_single(self, output: Tensor, shard: Tensor, options: object = None) -> dist.Work:
         output.copy_(self.routing.tokens_per_expert.view(output.shape))
         return done()
 
@@ -86,9 +87,7 @@ class SilentExperts(SilentGroup):
 class Layer:
     """One rank's layer."""
 
-    def __init__(
-        self, point: Mapping[str, Any], given: Arguments, ranks: Ranks, num_sm: int | None, *, silent: bool
-    ) -> None:
+    def __init__(self, point: LayerPoint, given: Arguments, ranks: Ranks, num_sm: int | None, *, silent: bool) -> None:
         """`given`: Megatron-Core's arguments of the variant; `silent`: without communication. Collective."""
         self.on_gpu = ranks.device.type == "cuda"
         groups = _groups(point, given, ranks, num_sm, silent)
@@ -99,12 +98,12 @@ class Layer:
             try:
                 config = _config(point, given, ranks)
                 self.module: nn.Module = build_module(
-                    _spec(point, config, self.on_gpu), config=config, layer_number=1, pg_collection=groups
+                    _spec(config, self.on_gpu), config=config, layer_number=1, pg_collection=groups
                 ).to(ranks.device, config.params_dtype)
             except (AssertionError, ImportError, ValueError) as error:
                 # Megatron-Core checks what goes together in these ways.
                 raise Refused(f"Megatron-Core: {' '.join(str(error).split())}") from error
-        _initialize(self.module, point["workload"]["seed"], ranks)
+        _initialize(self.module, point.workload.seed, ranks)
         self._prescribed = Prescribed()
         self.module.mlp.router.router_replay = self._prescribed
 
@@ -121,7 +120,7 @@ class Layer:
         ):
             yield
 
-    def _given_or_own(self, group: dist.ProcessGroup | None, **_: Any) -> dist.ProcessGroup:
+    def _given_or_own(self, group: dist.ProcessGroup | None, **_: object) -> dist.ProcessGroup:
         return self._tp_group if group is None else group
 
     def route(self, routing: Routing) -> None:
@@ -139,14 +138,15 @@ _memory_buffer = cache(GlobalMemoryBuffer)
 
 
 def _groups(
-    point: Mapping[str, Any], given: Arguments, ranks: Ranks, num_sm: int | None, silent: bool
+    point: LayerPoint, given: Arguments, ranks: Ranks, num_sm: int | None, silent: bool
 ) -> ProcessGroupCollection:
     """Returns the groups of a layer whose experts are spread over all ranks, each on one, and whose other parts are cut
     over neighbouring ranks."""
-    tp_size = point["tp_size"]
-    alone: Any = cached_silent_group(0, 1)
-    cut = alone
-    tokens: Any = dist.group.WORLD
+    tp_size = point.tp_size
+    alone = cached_silent_group(0, 1)
+    cut: dist.ProcessGroup | None = alone
+    tokens: dist.ProcessGroup | None = dist.group.WORLD
+    counts: dist.ProcessGroup | None
     if silent:
         tokens = counts = SilentExperts(ranks.rank, ranks.world_size)
         cut = SilentGroup(ranks.rank % tp_size, tp_size)
@@ -164,50 +164,42 @@ def _groups(
     )
 
 
-def _config(point: Mapping[str, Any], given: Arguments, ranks: Ranks) -> TransformerConfig:
-    model, options, precision = point["model"], point["layer"]["moe"], point["precision"]
-    gated, on_gpu = bool(model["gated_experts"]), ranks.device.type == "cuda"
+def _config(point: LayerPoint, given: Arguments, ranks: Ranks) -> TransformerConfig:
+    model, options = point.model, point.layer.moe
+    gated, on_gpu = bool(model.gated_experts), ranks.device.type == "cuda"
     with warnings.catch_warnings():
         # It recommends a router in float32 for many experts: here nobody loses accuracy.
         warnings.simplefilter("ignore")
-        return TransformerConfig(
-            num_layers=1,
-            hidden_size=model["hidden_size"],
-            ffn_hidden_size=model["expert_ffn_hidden_size"],
-            num_attention_heads=model["num_attention_heads"],
-            num_query_groups=model["num_kv_heads"],
-            kv_channels=model["head_dim"],
-            normalization=model["normalization"],
+        return transformer_config(
+            model,
+            point.precision,
+            point.tp_size,
+            ffn_hidden_size=model.expert_ffn_hidden_size,
             activation_func=functional.silu if gated else functional.gelu,
             gated_linear_unit=gated,
             bias_activation_fusion=gated and on_gpu,
             add_bias_linear=False,
             hidden_dropout=0.0,
             attention_dropout=0.0,
-            params_dtype=DTYPES[precision],
-            bf16=precision == "bf16",
-            fp16=precision == "fp16",
             perform_initialization=False,
-            num_moe_experts=model["num_experts"],
-            moe_ffn_hidden_size=model["expert_ffn_hidden_size"],
-            moe_router_topk=model["experts_per_token"],
+            num_moe_experts=model.num_experts,
+            moe_ffn_hidden_size=model.expert_ffn_hidden_size,
+            moe_router_topk=model.experts_per_token,
             # The softmax of a single score is 1, whatever the router computes.
-            moe_router_pre_softmax=model["experts_per_token"] == 1,
-            moe_shared_expert_intermediate_size=model["shared_expert_ffn_hidden_size"],
+            moe_router_pre_softmax=model.experts_per_token == 1,
+            moe_shared_expert_intermediate_size=model.shared_expert_ffn_hidden_size,
             moe_router_load_balancing_type="none",
             # DeepEP takes probabilities in float32.
             moe_router_dtype="fp32",
-            moe_grouped_gemm=options["grouped_gemm"],
+            moe_grouped_gemm=options.grouped_gemm,
             moe_permute_fusion=on_gpu,
-            tensor_model_parallel_size=point["tp_size"],
-            sequence_parallel=point["tp_size"] > 1,
-            expert_model_parallel_size=options["ep_size"],
+            expert_model_parallel_size=options.ep_size,
             expert_tensor_parallel_size=1,
             **given,
         )
 
 
-def _spec(point: Mapping[str, Any], config: TransformerConfig, on_gpu: bool) -> ModuleSpec:
+def _spec(config: TransformerConfig, on_gpu: bool) -> ModuleSpec:
     if on_gpu:
         return get_gpt_layer_with_transformer_engine_spec(
             num_experts=config.num_moe_experts, moe_grouped_gemm=config.moe_grouped_gemm
@@ -234,13 +226,13 @@ def _initialize(module: nn.Module, seed: int, ranks: Ranks) -> None:
 class _Event:
     """Stands for an event and for a stream."""
 
-    def __init__(self, *_: Any, **__: Any) -> None:
+    def __init__(self, *_: object, **__: object) -> None:
         pass
 
     def record_event(self) -> _Event:
         return self
 
-    def record(self, *_: Any) -> None:
+    def record(self, *_: object) -> None:
         pass
 
     wait = wait_stream = synchronize = record
@@ -288,17 +280,17 @@ class _Norm:
     """Makes torch's norm, which Megatron-Core does not take with sequence parallelism: on GPUs the norms' gradients are
     then summed over the ranks at the end of a step."""
 
-    def __new__(cls, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> nn.Module:  # type: ignore[misc]
+    def __new__(cls, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: object) -> nn.Module:  # type: ignore[misc]
         return (nn.RMSNorm if config.normalization == "RMSNorm" else nn.LayerNorm)(hidden_size, eps)
 
 
 class _Attention(MegatronModule):
     """torch's causal attention in the place of Megatron-Core's, which stores all scores."""
 
-    def __init__(self, config: TransformerConfig, **_: Any) -> None:
+    def __init__(self, config: TransformerConfig, **_: object) -> None:
         super().__init__(config)
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object) -> Tensor:
         query, key, value = (part.permute(1, 2, 0, 3) for part in (query, key, value))
         context = functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
         return context.permute(2, 0, 1, 3).flatten(2)

@@ -97,7 +97,7 @@ class Interleaved(Sequential):
     def _new_plan(self) -> TransformerLayerSchedulePlan:
         # Makes the stream of communication once for the process.
         set_streams()
-        streams: tuple[Any, Any] = get_comp_stream, get_comm_stream
+        streams: tuple[object, object] = get_comp_stream, get_comm_stream
         if "comp_stream" in signature(set_streams).parameters:
             # 0.16 takes the streams, later versions these functions.
             streams = get_comp_stream(), get_comm_stream()

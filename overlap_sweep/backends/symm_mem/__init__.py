@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 import overlap_sweep.backends.torch as plain
 from overlap_sweep.backends import (
+    KnobsPoint,
     LayerPoint,
     LinearPoint,
     ParallelLayer,
@@ -62,12 +63,13 @@ def refusal(point: LinearPoint, operator: str, settings: Mapping[str, Setting]) 
     for slot, setting in settings.items():
         if setting["method"] not in METHODS:
             return f"{slot}: backend=symm_mem has no {setting['method']}; it has {' and '.join(METHODS)}"
-    if used := {k for s in settings.values() for k in s.keys() - {"method"} - space.absent_knobs("symm_mem", s)}:
+    absent = {slot: space.absent_knobs("symm_mem", aggregate=s.get("aggregate")) for slot, s in settings.items()}
+    if used := {k for slot, s in settings.items() for k in s.keys() - {"method"} - absent[slot]}:
         return f"backend=symm_mem has no {', '.join(sorted(used))}; its methods have no knobs"
     return None
 
 
-def knobs(point: LinearPoint) -> Collection[str]:
+def knobs(point: KnobsPoint) -> Collection[str]:
     return ()
 
 

@@ -11,7 +11,6 @@ None of them uses multicast here: a small all-gather would if the gathered tenso
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,7 +18,7 @@ from torch import Tensor
 from torch.distributed import _symmetric_memory
 
 from overlap_sweep.backends import Outputs, Problem
-from overlap_sweep.backends.torch.communicator import Pending
+from overlap_sweep.backends.communicator import Pending
 from overlap_sweep.backends.torch.overlap import multiplied, multiply_beside
 from overlap_sweep.errors import Refused
 from overlap_sweep.overlap.space import Setting
@@ -86,7 +85,7 @@ def build_kernel(setting: Setting, problem: Problem) -> _KernelCall:
         return lambda at: Outputs(memory.all_gather(memory.multiply_scatter(problem.inputs[at].data, matrix)).wait())
     if method == "async_input_mm":
         # torch chooses between this and the chunked operator by an environment variable and by size.
-        native: Any = _symmetric_memory._fused_all_gather_matmul_native
+        native: Callable[..., tuple[Tensor, Tensor]] = _symmetric_memory._fused_all_gather_matmul_native
         return lambda at: Outputs(native(problem.inputs[at].data, matrix, memory.group_name)[1])
     if problem.weight.scale is not None:
         return partial(_fp8, problem, matrix, memory.group_name)

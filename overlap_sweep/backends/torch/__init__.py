@@ -4,9 +4,10 @@ and attention around the parallel linear operators."""
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from overlap_sweep.backends import (
+    KnobsPoint,
     LayerPoint,
     LinearPoint,
     ParallelLayer,
@@ -19,7 +20,7 @@ from overlap_sweep.config import TensorParallelPoint
 from overlap_sweep.overlap import overlap_cfg, space
 from overlap_sweep.overlap.models import LinearShape
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
-from overlap_sweep.overlap.space import OperatorPoint, Setting
+from overlap_sweep.overlap.space import KnobValue, OperatorPoint, Setting
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,11 +47,11 @@ def refusal(point: LinearPoint, operator: str, settings: Mapping[str, Setting]) 
     return None
 
 
-def knobs(point: LinearPoint) -> Collection[str]:
+def knobs(point: KnobsPoint) -> Collection[str]:
     return SUPPORTED_KNOBS[point.runtime.device]
 
 
-def default_knobs(method: str) -> Mapping[str, Any]:
+def default_knobs(method: str) -> Mapping[str, KnobValue]:
     return {}
 
 

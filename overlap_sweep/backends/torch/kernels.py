@@ -28,14 +28,13 @@ def refusal(point: KernelPoint) -> str | None:
 
 def implementations(point: KernelPoint) -> dict[str, Setting]:
     shares = SHARES[point.runtime.device]
-    settings: list[Setting] = [{"method": "ring_exchange"}]
+    rings: list[Setting] = [{"method": "ring_exchange"}]
     if _pairs(point):
-        settings.append({"method": "ring_exchange", "aggregate": True})
-    settings += [{"method": "pipeline", "num_splits": splits} for splits in NUM_SPLITS]
-    settings += [{"method": "pipeline", "num_splits": NUM_SPLITS[0], "num_sm": share} for share in shares]
-    settings += [{"method": "bulk", "num_sm": share} for share in shares]
-    if point.kernel == "gemm_ar":
-        settings = [setting for setting in settings if setting["method"] == "pipeline"]
+        rings.append({"method": "ring_exchange", "aggregate": True})
+    pipelines: list[Setting] = [{"method": "pipeline", "num_splits": splits} for splits in NUM_SPLITS]
+    pipelines += [{"method": "pipeline", "num_splits": NUM_SPLITS[0], "num_sm": share} for share in shares]
+    bulk: list[Setting] = [{"method": "bulk", "num_sm": share} for share in shares]
+    settings = pipelines if point.kernel == "gemm_ar" else rings + pipelines + bulk
     return {space.setting_name(setting): setting for setting in settings}
 
 
@@ -46,21 +45,21 @@ def _pairs(point: KernelPoint) -> bool:
 
 def named(point: KernelPoint, name: str) -> Setting | None:
     setting = space.setting_of(name)
-    if setting is None or set(setting) - {"method", *_KNOBS[setting["method"]]}:
+    if setting is None:
         return None
-    if not setting.get("aggregate"):
-        setting.pop("aggregate", None)
-    if setting["method"] == "pipeline":
-        setting.setdefault("num_splits", NUM_SPLITS[0])
-    if setting["method"] != "pipeline" and point.kernel == "gemm_ar":
+    method = space.method_of(setting)
+    if set(setting) - {"method", *_KNOBS[method]} or (method != "pipeline" and point.kernel == "gemm_ar"):
         return None
-    return setting if not setting.get("aggregate") or _pairs(point) else None
+    if method == "pipeline":
+        return {**setting, "num_splits": setting.get("num_splits", NUM_SPLITS[0])}
+    if setting.get("aggregate"):
+        return setting if _pairs(point) else None
+    return {name: value for name, value in setting.items() if name != "aggregate"}
 
 
 def gather(shard: Tensor, ranks: Ranks) -> Tensor:
     """Returns [world_size * rows, columns] from [rows, columns] of every rank, also for FP8."""
-    from overlap_sweep.backends.torch.communicator import all_gather
-    from overlap_sweep.backends.torch.overlap import as_bytes
+    from overlap_sweep.backends.communicator import all_gather, as_bytes
 
     moving = as_bytes(shard)
     full = moving.new_empty(ranks.world_size * shard.shape[0], *shard.shape[1:])
@@ -72,7 +71,7 @@ def baselines_of(problem: Problem, ranks: Ranks) -> dict[str, Callable[[int], Ou
     """Returns `models.BASELINES`, by the library's own collectives, with no overlap."""
     import torch.distributed as dist
 
-    from overlap_sweep.backends.torch.communicator import reduce_scatter
+    from overlap_sweep.backends.communicator import reduce_scatter
     from overlap_sweep.backends.torch.overlap import multiplied
 
     shape = problem.shape
@@ -105,10 +104,11 @@ def baselines_of(problem: Problem, ranks: Ranks) -> dict[str, Callable[[int], Ou
 
 
 def build(point: KernelPoint, setting: Setting, problem: Problem, ranks: Ranks) -> Callable[[int], Outputs]:
-    from overlap_sweep.backends.torch.overlap import as_bytes, by_collectives, multiply_beside, multiply_by
+    from overlap_sweep.backends.communicator import as_bytes
+    from overlap_sweep.backends.torch.overlap import by_collectives, multiply_beside, multiply_by
 
-    overlap, shape = by_collectives(ranks)(setting), problem.shape
-    if setting["method"] == "bulk":
+    overlap, shape, method = by_collectives(ranks)(setting), problem.shape, setting["method"]
+    if method == "bulk":
         return lambda at: multiply_beside(problem, at, overlap)
 
     def call(at: int) -> Outputs:
@@ -118,7 +118,7 @@ def build(point: KernelPoint, setting: Setting, problem: Problem, ranks: Ranks) 
         output = rows.new_empty(shape.output_shape, dtype=problem.out_dtype)
         if shape.kernel == "gemm_ar":
             return Outputs(overlap.reduce_into(rows, output, multiply))
-        gather = overlap.pipelined_gather_into if setting["method"] == "pipeline" else overlap.gather_into
+        gather = overlap.pipelined_gather_into if method == "pipeline" else overlap.gather_into
         gather(as_bytes(rows), output, multiply)
         return Outputs(output)
 

@@ -5,11 +5,13 @@ Between the modules of a layer are rows of features: [tokens / tp, hidden] where
 tp] between a column-parallel and a row-parallel operator.
 """
 
+from __future__ import annotations
+
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -21,7 +23,7 @@ from overlap_sweep.backends.torch.overlap import MakeOverlap, Overlap, by_collec
 from overlap_sweep.errors import Refused
 from overlap_sweep.measure import DTYPES, Ranks
 from overlap_sweep.overlap.models import LinearShape, operator_shape
-from overlap_sweep.overlap.space import PHASES, OperatorPoint, Setting, slot
+from overlap_sweep.overlap.space import PHASES, OperatorPoint, Setting, method_of, num_sm_of, slot
 
 Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
@@ -36,11 +38,21 @@ _KERNELS = {
 }
 
 
+class _Context(Protocol):
+    """What torch's autograd keeps of a forward for its backward, and the plan that ours adds."""
+
+    saved_tensors: Sequence[Tensor]
+    needs_input_grad: Sequence[bool]
+    plan: _SlotPlan
+
+    def save_for_backward(self, *tensors: Tensor) -> None: ...
+
+
 @dataclass(frozen=True)
 class _SlotPlan:
-    """Method per phase (None: no overlap), and how each phase communicates and multiplies."""
+    """Method per phase, and how each phase communicates and multiplies."""
 
-    methods: dict[str, str | None]
+    methods: dict[str, str]
     overlaps: dict[str, Overlap]
     plain: Overlap
     """Overlap of slots that have no setting."""
@@ -81,14 +93,14 @@ def parallel_linear(
     if shape.tp_size == 1:
         return _Local.apply
     setting_by_phase = {phase: settings.get(slot(operator, phase), {}) for phase in PHASES}
-    methods = {phase: setting.get("method") for phase, setting in setting_by_phase.items()}
+    methods = {phase: method_of(setting) for phase, setting in setting_by_phase.items()}
     overlaps = {phase: (overlapped or plain if s else plain)(s) for phase, s in setting_by_phase.items()}
     plan = _SlotPlan(methods, overlaps, plain({}))
     function = _Column if shape.parallel == "column" else _Row
     return lambda x, weight, bias: function.apply(x, weight, bias, plan)
 
 
-def _bias_grad(ctx: Any, dy: Tensor) -> Tensor | None:
+def _bias_grad(ctx: _Context, dy: Tensor) -> Tensor | None:
     """Returns the gradient of the bias, the third argument of each function here, which may be None."""
     return dy.sum(0) if ctx.needs_input_grad[2] else None
 
@@ -97,12 +109,12 @@ class _Local(torch.autograd.Function):
     """The GEMMs only, in the same form as the parallel ones: for the floor and TP=1."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(ctx: _Context, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
         return torch.mm(x, weight.t()) if bias is None else torch.addmm(bias, x, weight.t())
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    def backward(ctx: _Context, dy: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         x, weight = ctx.saved_tensors
         return dy @ weight, dy.t() @ x, _bias_grad(ctx, dy)
 
@@ -111,16 +123,16 @@ class _Column(torch.autograd.Function):
     """Gathers x before the GEMM; reduces and scatters its gradient after dgrad's GEMM."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, plan: _SlotPlan) -> Tensor:
+    def forward(ctx: _Context, x: Tensor, weight: Tensor, bias: Tensor | None, plan: _SlotPlan) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.plan = plan
         _, y = plan.overlaps["fprop"].gather_multiply(x, weight.t(), bias)
         return y
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
+    def backward(ctx: _Context, dy: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
         x_shard, weight = ctx.saved_tensors
-        plan: _SlotPlan = ctx.plan
+        plan = ctx.plan
         dgrad, wgrad = plan.overlaps["dgrad"], plan.overlaps["wgrad"]
         beside_dgrad, beside_wgrad = (plan.methods[phase] == "bulk" for phase in ("dgrad", "wgrad"))
         dy = dy.contiguous()
@@ -144,16 +156,16 @@ class _Row(torch.autograd.Function):
     """Reduces and scatters the GEMM's partial sums; gathers their gradient before dgrad's and wgrad's GEMMs."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, plan: _SlotPlan) -> Tensor:
+    def forward(ctx: _Context, x: Tensor, weight: Tensor, bias: Tensor | None, plan: _SlotPlan) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.plan = plan
         y = plan.overlaps["fprop"].multiply_scatter(x, weight.t())
         return y if bias is None else y.add_(bias)
 
     @staticmethod
-    def backward(ctx: Any, dy_shard: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
+    def backward(ctx: _Context, dy_shard: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
         x, weight = ctx.saved_tensors
-        plan: _SlotPlan = ctx.plan
+        plan = ctx.plan
         dy, dx = plan.overlaps["dgrad"].gather_multiply(dy_shard.contiguous(), weight)
         return dx, dy.t() @ x, _bias_grad(ctx, dy), None
 
@@ -192,8 +204,8 @@ def attention_kernel(point: LayerPoint, ranks: Ranks) -> str:
     """Returns the attention kernel that torch chooses for the layer."""
     batch, heads, head_dim = point.layer.micro_batch_size, *_local_heads(point)
     sequence = point.workload.tokens // batch
-    form: dict[str, Any] = {"device": ranks.device, "dtype": DTYPES[point.precision], "requires_grad": True}
-    q, k, v = (torch.empty(batch, count, sequence, head_dim, **form) for count in heads)
+    new = partial(torch.empty, device=ranks.device, dtype=DTYPES[point.precision], requires_grad=True)
+    q, k, v = (new(batch, count, sequence, head_dim) for count in heads)
     chosen = torch._fused_sdp_choice(q, k, v, is_causal=True, enable_gqa=heads[0] != heads[1])
     return _KERNELS.get(SDPBackend(chosen), "unknown")
 
@@ -203,15 +215,15 @@ class Operator(torch.nn.Module):
 
     def __init__(self, point: LayerPoint, shape: LinearShape, linear: Linear, device: torch.device) -> None:
         super().__init__()
-        form: dict[str, Any] = {"device": device, "dtype": DTYPES[point.precision]}
         self.bias: torch.nn.Parameter | None = None
+        dtype = DTYPES[point.precision]
         self._linear = linear
-        self.weight = torch.nn.Parameter(torch.empty(shape.weight_shape, **form))
+        self.weight = torch.nn.Parameter(torch.empty(shape.weight_shape, device=device, dtype=dtype))
         # Keeps activations at about 1 for any width of the model.
         assert point.model.hidden_size
         torch.nn.init.normal_(self.weight, std=point.model.hidden_size**-0.5)
         if point.model.bias:
-            self.bias = torch.nn.Parameter(torch.zeros(shape.weight_shape[0], **form))
+            self.bias = torch.nn.Parameter(torch.zeros(shape.weight_shape[0], device=device, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
         return self._linear(x, self.weight, self.bias)
@@ -295,5 +307,5 @@ def _check_sm_count(settings: Mapping[str, Setting], ranks: Ranks) -> None:
     if ranks.device.type == "cuda":
         count = torch.cuda.get_device_properties(ranks.device).multi_processor_count
         for slot, setting in settings.items():
-            if setting.get("num_sm", 0) > count:
-                raise Refused(f"{slot}: num_sm={setting['num_sm']} is more than the GPU's {count}")
+            if (num_sm := num_sm_of(setting)) > count:
+                raise Refused(f"{slot}: num_sm={num_sm} is more than the GPU's {count}")

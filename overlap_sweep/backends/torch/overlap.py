@@ -8,18 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from overlap_sweep.backends import Operand, Outputs, Problem
-from overlap_sweep.backends.torch.communicator import Communicator, Pending, SilentCommunicator, communicator
+from overlap_sweep.backends.communicator import Communicator, Pending, SilentCommunicator, as_bytes, communicator
 from overlap_sweep.measure import Ranks
-from overlap_sweep.overlap.space import Setting
+from overlap_sweep.overlap.space import Setting, SlotSetting
 
-Multiply = Callable[[Tensor, Tensor], Any]
+Multiply = Callable[[Tensor, Tensor], object]
 """Multiplies the rows of the first tensor, [m, k] or [batch, m, k], by the weight and writes them into the second."""
+
+
+DEFAULT_SPLITS = 4
+"""Parts of a pipeline, as Transformer Engine's."""
 
 
 class Overlap(Protocol):
@@ -50,10 +55,13 @@ def by_collectives(ranks: Ranks, replicas: int = 1, *, silent: bool = False) -> 
     nothing."""
     if silent:
         nothing = SilentCommunicator(ranks)
-        return lambda setting: Collectives(nothing, ranks, setting)
-    return lambda setting: Collectives(
-        communicator(ranks, setting.get("num_sm"), setting.get("cga_size"), replicas), ranks, setting
-    )
+        return lambda setting: Collectives(nothing, ranks, SlotSetting.of(setting))
+
+    def made(setting: Setting) -> Collectives:
+        knobs = SlotSetting.of(setting)
+        return Collectives(communicator(ranks, knobs.num_sm, knobs.cga_size, replicas), ranks, knobs)
+
+    return made
 
 
 @dataclass(frozen=True)
@@ -62,7 +70,7 @@ class Collectives:
 
     comm: Communicator
     ranks: Ranks
-    setting: Setting
+    knobs: SlotSetting
 
     def gather_multiply(self, shard: Tensor, matrix: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
         product = shard.new_empty(self.ranks.world_size * shard.shape[0], matrix.shape[1])
@@ -82,7 +90,7 @@ class Collectives:
 
         Returns the gathered [world * rows, k].
         """
-        if self.setting.get("method") == "ring_exchange":
+        if self.knobs.method == "ring_exchange":
             return self._ring_gather(shard, product, multiply)
         full = self.comm.all_gather(shard).wait()
         multiply(full, product)
@@ -92,7 +100,7 @@ class Collectives:
         """Gathers and multiplies chunks that move around the ring of ranks; with `aggregate` neighbours first swap
         chunks, and pairs of chunks move around the ring of pairs."""
         rank, world = self.ranks.rank, self.ranks.world_size
-        width = 2 if self.setting.get("aggregate") else 1
+        width = 2 if self.knobs.aggregate else 1
         full = shard.new_empty(world * shard.shape[0], *shard.shape[1:])
         chunks = full.chunk(world)
         chunks[rank].copy_(shard)
@@ -113,7 +121,7 @@ class Collectives:
     def pipelined_gather_into(self, shard: Tensor, product: Tensor, multiply: Multiply) -> None:
         """Multiplies the gathered shards into `product`, in splits; the gathered input is not kept. A split has some
         rows of every rank's shard, and moves while the previous one is multiplied."""
-        splits = shard.tensor_split(min(self.setting["num_splits"], shard.shape[0]))
+        splits = shard.tensor_split(self._splits(shard.shape[0]))
         moving = [self.comm.all_gather(split) for split in splits]
         by_rank = product.view(self.ranks.world_size, shard.shape[0], -1).tensor_split(len(splits), dim=1)
         for pending, into in zip(moving, by_rank, strict=True):
@@ -121,7 +129,7 @@ class Collectives:
 
     def reduce_into(self, rows: Tensor, product: Tensor, multiply: Multiply) -> Tensor:
         """Multiplies `rows` [m, k] into `product` [m, n], and sums it over the ranks, in splits. Returns the sum."""
-        moving, splits = [], min(self.setting["num_splits"], rows.shape[0])
+        moving, splits = [], self._splits(rows.shape[0])
         for part, into in zip(rows.tensor_split(splits), product.tensor_split(splits), strict=True):
             multiply(part, into)
             moving.append(self.comm.all_reduce(into))
@@ -136,13 +144,17 @@ class Collectives:
         Returns this rank's [m, columns] of the sum.
         """
         form = rows.new_empty(0, dtype=dtype)
-        if self.setting.get("method") == "ring_exchange":
+        if self.knobs.method == "ring_exchange":
             return self._ring_scatter(rows, columns, multiply, form)
-        if self.setting.get("method") == "pipeline":
+        if self.knobs.method == "pipeline":
             return self._pipelined_scatter(rows, columns, multiply, form)
         product = form.new_empty(rows.shape[0], columns)
         multiply(rows, product)
         return self.comm.reduce_scatter(product).wait()
+
+    def _splits(self, rows: int) -> int:
+        """Returns the number of parts in which a pipeline moves so many rows."""
+        return min(self.knobs.num_splits or DEFAULT_SPLITS, rows)
 
     def _ring_scatter(self, rows: Tensor, columns: int, multiply: Multiply, form: Tensor) -> Tensor:
         """Sums along the ring: the sum for each rank travels towards it; every rank adds its part on the way."""
@@ -163,7 +175,7 @@ class Collectives:
         """Multiplies and scatters in splits of some rows of every rank's chunk: each fills some of each shard."""
         by_rank = rows.view(self.ranks.world_size, -1, rows.shape[1])
         shard = form.new_empty(by_rank.shape[1], columns)
-        splits = min(self.setting.get("num_splits", 4), by_rank.shape[1])
+        splits = self._splits(by_rank.shape[1])
         moving = []
         for part, into in zip(by_rank.tensor_split(splits, dim=1), shard.tensor_split(splits), strict=True):
             product = form.new_empty(*part.shape[:2], columns)
@@ -205,8 +217,8 @@ def multiply_by(weight: Operand, scale: Tensor | None) -> Multiply:
                 multiply_fp8(part, into)
             return
         # Fast accumulation, as in the forward of FP8 training.
-        form: dict[str, Any] = {"out_dtype": product.dtype, "use_fast_accum": True, "out": product}
-        torch._scaled_mm(rows.view(weight.data.dtype), matrix, scale_a=scale, scale_b=weight.scale, **form)
+        scaled = partial(torch._scaled_mm, scale_a=scale, scale_b=weight.scale, out_dtype=product.dtype, out=product)
+        scaled(rows.view(weight.data.dtype), matrix, use_fast_accum=True)
 
     return multiply_by_matrix(matrix) if weight.scale is None else multiply_fp8
 
@@ -230,8 +242,3 @@ def multiply_beside(problem: Problem, at: int, overlap: Overlap) -> Outputs:
     scattering = overlap.reduce_scatter(whole)
     product = multiplied(problem, at, problem.inputs[at].data)
     return Outputs(scattering.wait(), product=product)
-
-
-def as_bytes(data: Tensor) -> Tensor:
-    """Returns FP8 as the bytes that every library communicates; other types as they are."""
-    return data.view(torch.uint8) if data.element_size() == 1 else data

@@ -3,19 +3,17 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Collection, Mapping
 from functools import cache
 from importlib import resources
-from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
+import msgspec
 from packaging.specifiers import SpecifierSet
 
 from overlap_sweep.backends import (
+    KnobsPoint,
     LayerPoint,
     LinearPoint,
     ParallelLayer,
@@ -25,13 +23,13 @@ from overlap_sweep.backends import (
     lacks_precision,
     needs_gpus,
 )
+from overlap_sweep.backends.installed import attention_backend, attention_warnings, cuda_major, unusable
 from overlap_sweep.config import TensorParallelPoint
 from overlap_sweep.overlap import models, overlap_cfg, space
 from overlap_sweep.overlap.models import LinearShape
-from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig
+from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.overlap.recipes import RECIPES
-from overlap_sweep.overlap.space import OperatorPoint, Setting
-from overlap_sweep.results.identity import installed_version
+from overlap_sweep.overlap.space import KnobValue, OperatorPoint, Setting, SlotSetting
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,50 +40,9 @@ PRECISIONS = ("bf16", *RECIPES)
 
 LAYER_HAS_DEFAULT = True
 
-MEGATRON_NAMES = {
-    f"ub_{name}": f"tp_comm_{name}"
-    for name in ("overlap_ag", "overlap_rs", "overlap_rs_dgrad", "bulk_dgrad", "bulk_wgrad")
-}
-
-Switches = dict[str, bool]
-
-DEFAULTS: Switches = {ours: SWITCH_DEFAULTS[theirs] for ours, theirs in MEGATRON_NAMES.items()}
-"""Defaults of Megatron-Core and of `te.TransformerLayer`."""
-
-SWITCHES_OF_PARALLEL = {
-    "column": ("ub_overlap_ag", "ub_overlap_rs_dgrad", "ub_bulk_dgrad", "ub_bulk_wgrad"),
-    "row": ("ub_overlap_ag", "ub_overlap_rs"),
-}
-
 CUBLASMP_KNOBS = ("num_sm",)
 CUBLASMP_PRECISIONS = ("bf16", "fp8_delayed", "fp8_current")
 """FP8 with one scale per tensor."""
-
-OLDEST = {"transformer_engine": ("transformer-engine", (2, 15)), "megatron.core": ("megatron-core", (0, 16))}
-"""Distribution and oldest supported version of each package."""
-
-_CUDNN = re.compile(r"(/\S*)/libcudnn[^/\s]*\.so\S*$", re.MULTILINE)
-
-
-@cache
-def missing(package: str = "transformer_engine") -> str | None:
-    """Returns why the package cannot be used here, or None."""
-    parent = package.partition(".")[0]
-    if find_spec(parent) is None or find_spec(package) is None:
-        return f"{package} is not installed; pip install --no-build-isolation 'overlap-sweep[gpu]'"
-    return None
-
-
-def unusable(package: str = "transformer_engine") -> str | None:
-    """Returns why the package is missing or too old, or None."""
-    distribution, oldest = OLDEST[package]
-    if reason := missing(package):
-        return reason
-    installed = installed_version(distribution)
-    # None on PYTHONPATH but not installed, as Megatron-LM's sources in some images.
-    if installed and tuple(map(int, re.findall(r"\d+", installed)[:2])) < oldest:
-        return f"{distribution} {installed} is too old; overlap_sweep requires {'.'.join(map(str, oldest))} or later"
-    return None
 
 
 def refusal(point: LinearPoint, operator: str, settings: Mapping[str, Setting]) -> str | None:
@@ -121,7 +78,7 @@ def _cublasmp_refusal(settings: Mapping[str, Setting], point: LinearPoint) -> st
     if point.precision not in CUBLASMP_PRECISIONS:
         return f"cuBLASMp has no precision={point.precision}; it has {', '.join(CUBLASMP_PRECISIONS)}"
     for slot, setting in settings.items():
-        method = setting["method"]
+        method = space.method_of(setting)
         if method == "bulk":
             return f"{slot}: cuBLASMp has no bulk overlap; it has ring_exchange and pipeline"
         if method == "pipeline" and not point.runtime.multicast:
@@ -133,18 +90,16 @@ def _cublasmp_refusal(settings: Mapping[str, Setting], point: LinearPoint) -> st
     return None
 
 
-def _setting_refusal(
-    slot: str, setting: Mapping[str, Any], point: TensorParallelPoint, shape: LinearShape
-) -> str | None:
+def _setting_refusal(slot: str, setting: Setting, point: TensorParallelPoint, shape: LinearShape) -> str | None:
     recipe, phase = RECIPES.get(point.precision), slot.partition("_")[2]
-    method, tp_size = setting["method"], point.tp_size
+    knobs, tp_size = SlotSetting.of(setting), point.tp_size
     if recipe and (reason := recipe.overlap_refusal(slot, setting, shape)):
         return reason
-    if method != "ring_exchange" and tp_size not in space.USERBUFFERS_RANKS:
-        return f"userbuffers have no kernels for {method} on tp_size={tp_size}, only for 2, 4 and 8 ranks"
-    if setting.get("aggregate") and tp_size % 2:
+    if knobs.method != "ring_exchange" and tp_size not in space.USERBUFFERS_RANKS:
+        return f"userbuffers have no kernels for {knobs.method} on tp_size={tp_size}, only for 2, 4 and 8 ranks"
+    if knobs.aggregate and tp_size % 2:
         return f"aggregate requires an even tp_size, not {tp_size}"
-    if setting.get("atomic_gemm"):
+    if knobs.atomic_gemm:
         if not recipe:
             return "Transformer Engine: atomic GEMM overlap is supported for FP8 GEMMs only"
         if not recipe.scaled_per_tensor:
@@ -157,63 +112,69 @@ def _setting_refusal(
                 f"atomic_gemm requires runtime.max_connections=1, not {connections}: its GEMM waits on the GPU for "
                 "kernels that must have started before it"
             )
-        if setting.get("pipeline_rs_overlap_first_gemm"):
+        if knobs.pipeline_rs_overlap_first_gemm:
             return "pipeline_rs_overlap_first_gemm has no effect on an atomic GEMM; leave out one of them"
-    if setting.get("fp8_buf"):
+    if knobs.fp8_buf:
         if not recipe:
             return "fp8_buf requires an FP8 precision"
         if recipe.precision != "fp8_delayed":
             return "Transformer Engine: a reduce-scatter in FP8 (fp8_buf) requires precision=fp8_delayed"
-    if setting.get("num_splits"):
+    if knobs.num_splits:
         # The pipeline splits the GEMM along the weight's rows, or for dgrad along its columns.
         cut = shape.in_features if phase == "dgrad" else shape.out_features
-        chunk, rest = divmod(cut, setting["num_splits"])
+        chunk, rest = divmod(cut, knobs.num_splits)
         if rest or (recipe and chunk % recipe.split):
-            return f"{slot}: {cut} columns cannot be split into num_splits={setting['num_splits']} equal parts" + (
+            return f"{slot}: {cut} columns cannot be split into num_splits={knobs.num_splits} equal parts" + (
                 f" divisible by {recipe.split}" if recipe else ""
             )
     return None
 
 
-@cache
-def cuda_major() -> int | None:
-    """Returns the major version of CUDA that Transformer Engine was built for, from its package's name."""
-    return next((major for major in (12, 13) if installed_version(f"transformer-engine-cu{major}")), None)
+class _WrongNumbers(msgspec.Struct, frozen=True):
+    """An entry of wrong_numbers.yaml. None: it holds for everything."""
+
+    package: str
+    versions: str
+    setting: Setting
+    reason: str
+    multicast: bool | None = None
+    precisions: list[str] | None = None
+    phases: list[str] | None = None
+
+    def holds(self, point: LinearPoint, phase: str, setting: Setting) -> bool:
+        return (
+            self.multicast in (None, point.runtime.multicast)
+            and (self.precisions is None or point.precision in self.precisions)
+            and (self.phases is None or phase in self.phases)
+            and self.setting.items() <= setting.items()
+        )
 
 
 @cache
-def _wrong_numbers() -> list[dict[str, Any]]:
+def _wrong_numbers() -> list[_WrongNumbers]:
     """Returns what versions of Transformer Engine are known to compute wrongly."""
     text = resources.files(__package__).joinpath("wrong_numbers.yaml").read_text()
-    entries: list[dict[str, Any]] = yaml.safe_load(text)
-    return entries
+    return msgspec.yaml.decode(text, type=list[_WrongNumbers])
 
 
-def known_wrong(
-    point: LinearPoint, slot: str, setting: Mapping[str, Any], environment: Mapping[str, Any]
-) -> str | None:
+def known_wrong(point: LinearPoint, slot: str, setting: Setting, environment: Mapping[str, Any]) -> str | None:
     """Returns why a slot's setting computes wrong numbers on a machine with this recorded environment, or None."""
+    if point.with_cublasmp:
+        # It is another implementation of the same methods.
+        return None
     for entry in _wrong_numbers():
-        installed = environment.get("packages", {}).get(entry["package"])
-        # cuBLASMp is another implementation of the same methods.
-        if (
-            installed
-            and not point.with_cublasmp
-            and SpecifierSet(entry["versions"]).contains(installed, prereleases=True)
-            and entry.get("multicast", point.runtime.multicast) == point.runtime.multicast
-            and point.precision in entry.get("precisions", [point.precision])
-            and slot.partition("_")[2] in entry.get("phases", [slot.partition("_")[2]])
-            and entry["setting"].items() <= setting.items()
-        ):
-            return f"wrong numbers with {entry['package']} {installed}: {entry['reason']}"
+        version = environment.get("packages", {}).get(entry.package)
+        has_it = version and SpecifierSet(entry.versions).contains(version, prereleases=True)
+        if has_it and entry.holds(point, slot.partition("_")[2], setting):
+            return f"wrong numbers with {entry.package} {version}: {entry.reason}"
     return None
 
 
-def knobs(point: LinearPoint) -> Collection[str]:
+def knobs(point: KnobsPoint) -> Collection[str]:
     return CUBLASMP_KNOBS if point.with_cublasmp else space.KNOBS
 
 
-def default_knobs(method: str) -> Mapping[str, Any]:
+def default_knobs(method: str) -> Mapping[str, KnobValue]:
     return space.USERBUFFERS_DEFAULTS[method]
 
 
@@ -267,24 +228,6 @@ def close() -> None:
         userbuffers.destroy()
 
 
-def operator_switches(operator: str, purpose: Purpose, settings: Mapping[str, Setting]) -> Switches:
-    """Returns the switches of one operator's layer: on for its slots in `settings`, or all at their default."""
-    names = SWITCHES_OF_PARALLEL[space.OPERATORS[operator]]
-    if purpose == "default":
-        return {name: DEFAULTS[name] for name in names}
-    if purpose != "point":
-        return dict.fromkeys(names, False)
-    method = {phase: settings.get(space.slot(operator, phase), {}).get("method") for phase in space.PHASES}
-    if space.OPERATORS[operator] == "row":
-        return {"ub_overlap_ag": bool(method["dgrad"]), "ub_overlap_rs": bool(method["fprop"])}
-    return {
-        "ub_overlap_ag": bool(method["fprop"]),
-        "ub_overlap_rs_dgrad": method["dgrad"] in ("ring_exchange", "pipeline"),
-        "ub_bulk_dgrad": method["dgrad"] == "bulk",
-        "ub_bulk_wgrad": method["wgrad"] == "bulk",
-    }
-
-
 def layer_refusal(point: LayerPoint, config: OverlapConfig, operators: Collection[str]) -> str | None:
     if point.tp_size not in space.USERBUFFERS_RANKS:
         return f"userbuffers have no kernels for tp_size={point.tp_size}, only for 2, 4 and 8 ranks"
@@ -310,40 +253,3 @@ def build_layer(point: LayerPoint, purpose: Purpose, config: OverlapConfig, rank
 def attention(point: LayerPoint, ranks: Ranks) -> tuple[str | None, list[str]]:
     backend = attention_backend()
     return backend, attention_warnings(backend)
-
-
-def attention_backend() -> str | None:
-    """Returns the attention backend that Transformer Engine last chose in this process; None if no attention ran."""
-    import torch
-    from transformer_engine.pytorch.attention.dot_product_attention import dot_product_attention
-
-    chosen = dot_product_attention._attention_backends
-    if chosen["attention_params"] is None:
-        return None
-    if chosen["use_flash_attention"]:
-        return f"flash ({chosen['flash_attention_backend']})"
-    if chosen["use_fused_attention"]:
-        # cuDNN 9 returns 91900 for 9.19.0.
-        major, rest = divmod(torch.backends.cudnn.version() or 0, 10_000)
-        return f"fused (cuDNN {major}.{rest // 100}.{rest % 100})"
-    return "unfused"
-
-
-def attention_warnings(backend: str | None, maps: str | None = None) -> list[str]:
-    """Returns a sentence for each reason why attention is slower than it should be.
-
-    `maps`: text of a process's /proc/<pid>/maps, by default of this process.
-    """
-    directories = sorted(set(_CUDNN.findall(Path("/proc/self/maps").read_text() if maps is None else maps)))
-    warnings = []
-    if len(directories) > 1:
-        warnings.append(
-            f"Two cuDNN libraries are loaded, from {' and '.join(directories)}, so that Transformer Engine may "
-            "silently refuse fused attention. Set CUDNN_HOME to the one that torch uses."
-        )
-    if backend == "unfused":
-        warnings.append(
-            "Attention ran unfused and much slower than in training, so communication looks smaller than it is. "
-            "NVTE_DEBUG=1 NVTE_DEBUG_LEVEL=2 shows why flash and fused attention were refused."
-        )
-    return warnings

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from overlap_sweep.backends import Outputs, Problem, lacks_precision, needs_gpus
-from overlap_sweep.backends.transformer_engine import unusable
+from overlap_sweep.backends.installed import unusable
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.models import KernelPoint
 from overlap_sweep.overlap.space import Setting
@@ -63,7 +63,7 @@ def named(point: KernelPoint, name: str) -> Setting | None:
 
 def _completed(point: KernelPoint, setting: Setting) -> Setting | None:
     """Returns the setting with Transformer Engine's defaults filled in; None if it does not support the setting."""
-    method, ranks = setting["method"], point.tp_size
+    method, ranks = space.method_of(setting), point.tp_size
     if method != "ring_exchange" and ranks not in space.USERBUFFERS_RANKS:
         return None
     if set(setting) - {"method", *_KNOBS[method]}:
@@ -72,9 +72,9 @@ def _completed(point: KernelPoint, setting: Setting) -> Setting | None:
     # Two ranks are one pair, which leaves nothing to overlap.
     if setting.get("aggregate") and not (gathers and ranks > 2 and ranks % 2 == 0):
         return None
-    if method == "pipeline" and (gathers or (point.n % setting.get("num_splits", 4))):
+    if method == "pipeline" and (gathers or (point.n % int(setting.get("num_splits", 4)))):
         return None
-    if setting.get("num_sm", 1) > space.USERBUFFERS_MOST_SMS:
+    if space.num_sm_of(setting) > space.USERBUFFERS_MOST_SMS:
         return None
     return space.without_idle_knobs({"num_sm": SHARES[-1], **space.USERBUFFERS_DEFAULTS[method], **setting})
 

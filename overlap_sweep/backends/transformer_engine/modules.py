@@ -8,8 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
-from typing import Any
+from functools import cache, partial
 
 import torch
 import torch.distributed as dist
@@ -19,20 +18,20 @@ from transformer_engine.common import recipe as makers
 from transformer_engine.pytorch.quantization import FP8GlobalState, FP8GlobalStateManager
 
 from overlap_sweep.backends import LayerPoint, ParallelLayer, ParallelLinear, Purpose
-from overlap_sweep.backends.torch.communicator import SilentGroup, cached_silent_group
-from overlap_sweep.backends.transformer_engine import (
-    MEGATRON_NAMES,
-    SWITCHES_OF_PARALLEL,
-    Switches,
-    operator_switches,
-    userbuffers,
-)
+from overlap_sweep.backends.communicator import SilentGroup, cached_silent_group
+from overlap_sweep.backends.megatron import transformer_config
+from overlap_sweep.backends.transformer_engine import userbuffers
 from overlap_sweep.config import TensorParallelPoint
 from overlap_sweep.errors import Refused
 from overlap_sweep.measure import Ranks, parallel_groups
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.models import LinearShape, operator_shape
-from overlap_sweep.overlap.overlap_cfg import OverlapConfig
+from overlap_sweep.overlap.overlap_cfg import (
+    MEGATRON_NAMES,
+    SWITCHES_OF_PARALLEL,
+    OverlapConfig,
+    operator_switches,
+)
 from overlap_sweep.overlap.recipes import RECIPES
 from overlap_sweep.overlap.space import OperatorPoint
 
@@ -41,7 +40,7 @@ ModuleForward = Callable[[Tensor, bool], Tensor]
 step."""
 
 
-def autocast(precision: str, group: dist.ProcessGroup | None) -> AbstractContextManager[Any]:
+def autocast(precision: str, group: dist.ProcessGroup | None) -> AbstractContextManager[object]:
     """Returns the precision's autocast context. Delayed scaling agrees on its scales over `group`."""
     recipe = RECIPES.get(precision)
     if recipe is None:
@@ -49,7 +48,7 @@ def autocast(precision: str, group: dist.ProcessGroup | None) -> AbstractContext
     # Without a group the library would use the default one, where other ranks may not take part.
     options = {"reduce_amax": group is not None} if recipe.precision == "fp8_delayed" else {}
     made = getattr(makers, recipe.made_by)(**options)
-    context: AbstractContextManager[Any] = te.autocast(enabled=True, recipe=made, amax_reduction_group=group)
+    context: AbstractContextManager[object] = te.autocast(enabled=True, recipe=made, amax_reduction_group=group)
     return context
 
 
@@ -101,9 +100,8 @@ def build(point: OperatorPoint, purpose: Purpose, ranks: Ranks, parameters: Mapp
     def step() -> None:
         weight = parameters["weight"]
         generator = torch.Generator(weight.device).manual_seed(point.workload.seed + ranks.rank)
-        draw: dict[str, Any] = {"generator": generator, "device": weight.device, "dtype": weight.dtype}
-        x = torch.randn(shape.input_shape, **draw).requires_grad_()
-        gradient = torch.randn(shape.output_shape, **draw)
+        draw = partial(torch.randn, generator=generator, device=weight.device, dtype=weight.dtype)
+        x, gradient = draw(shape.input_shape).requires_grad_(), draw(shape.output_shape)
         torch.autograd.grad(forward(x, first=True), (x, *parameters.values()), gradient)
 
     calibrate(point.precision, step)
@@ -112,7 +110,7 @@ def build(point: OperatorPoint, purpose: Purpose, ranks: Ranks, parameters: Mapp
 
 
 def _transformer_engine_module(
-    point: OperatorPoint, shape: LinearShape, group: dist.ProcessGroup | None, switches: Switches
+    point: OperatorPoint, shape: LinearShape, group: dist.ProcessGroup | None, switches: Mapping[str, bool]
 ) -> tuple[torch.nn.Module, ModuleForward]:
     module = _linear(
         point,
@@ -128,7 +126,7 @@ def _transformer_engine_module(
     return module, lambda x, first: module(x, is_first_microbatch=first)
 
 
-def _linear(point: TensorParallelPoint, shape: LinearShape, **arguments: Any) -> torch.nn.Module:
+def _linear(point: TensorParallelPoint, shape: LinearShape, **arguments: object) -> torch.nn.Module:
     if shape.parallel == "row":
         return te.Linear(shape.in_features, shape.out_features, **arguments)
     normalization = point.model.normalization
@@ -136,29 +134,21 @@ def _linear(point: TensorParallelPoint, shape: LinearShape, **arguments: Any) ->
 
 
 def _megatron_module(
-    point: OperatorPoint, shape: LinearShape, group: dist.ProcessGroup | None, switches: Switches
+    point: OperatorPoint, shape: LinearShape, group: dist.ProcessGroup | None, switches: Mapping[str, bool]
 ) -> tuple[torch.nn.Module, ModuleForward]:
     from megatron.core.extensions.transformer_engine import TELayerNormColumnParallelLinear, TERowParallelLinear
-    from megatron.core.transformer.transformer_config import TransformerConfig
 
     model = point.model
-    config = TransformerConfig(
-        num_layers=1,
-        hidden_size=model.hidden_size,
+    config = transformer_config(
+        model,
+        "bf16",
+        shape.tp_size,
         ffn_hidden_size=model.ffn_hidden_size,
-        num_attention_heads=model.num_attention_heads,
-        num_query_groups=model.num_kv_heads,
-        kv_channels=model.head_dim,
-        normalization=model.normalization,
         add_bias_linear=model.bias,
-        params_dtype=torch.bfloat16,
-        bf16=True,
-        tensor_model_parallel_size=shape.tp_size,
-        sequence_parallel=shape.tp_size > 1,
         tp_comm_overlap=any(switches.values()),
         **{MEGATRON_NAMES[name]: on for name, on in switches.items()},
     )
-    arguments: dict[str, Any] = {
+    arguments: dict[str, object] = {
         "config": config,
         "init_method": torch.nn.init.zeros_,
         "bias": model.bias,
@@ -230,11 +220,11 @@ def build_layer(point: LayerPoint, purpose: Purpose, config: OverlapConfig, rank
     return ParallelLayer(module, forward, (rows // batch, batch, features), prepare, calibrate_layer)
 
 
-def _layer(point: LayerPoint, group: dist.ProcessGroup | None, switches: Switches) -> torch.nn.Module:
+def _layer(point: LayerPoint, group: dist.ProcessGroup | None, switches: Mapping[str, bool]) -> torch.nn.Module:
     model, kind = point.model, point.layer.kind
     hidden_size, parallel = model.hidden_size, point.tp_size > 1
     assert hidden_size
-    common: dict[str, Any] = {
+    common: dict[str, object] = {
         "params_dtype": torch.bfloat16,
         "tp_group": group if parallel else None,
         "tp_size": point.tp_size,
@@ -250,7 +240,7 @@ def _layer(point: LayerPoint, group: dist.ProcessGroup | None, switches: Switche
         shape = operator_shape(point, operator)
         own = {name: switches[name] for name in SWITCHES_OF_PARALLEL[shape.parallel]}
         return _linear(point, shape, parallel_mode=shape.parallel, ub_name=operator, **common, **own)
-    common |= switches | {"normalization": model.normalization, "set_parallel_mode": True}
+    common |= {**switches, "normalization": model.normalization, "set_parallel_mode": True}
     common["output_layer_init_method"] = common["init_method"]
     activation = "swiglu" if model.gated_mlp else "gelu"
     if kind == "layernorm_mlp":
@@ -301,7 +291,7 @@ def _mlp_swaps_bulk_overlaps() -> bool:
     return len(orders) == 2
 
 
-def _disable_qkv(module: torch.nn.Module, switches: Switches) -> None:
+def _disable_qkv(module: torch.nn.Module, switches: Mapping[str, bool]) -> None:
     """Applies Megatron-Core's tp_comm_overlap_disable_qkv, for which te's layers have no argument: switches off
     pipelined overlap of this linear operator; bulk overlap follows its own switches."""
     for part in module.modules():

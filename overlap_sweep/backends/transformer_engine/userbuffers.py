@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from functools import cache, partial
-from typing import Any
+from typing import Protocol, TypeAlias
 from unittest.mock import patch
 
 import torch
@@ -27,17 +27,17 @@ from transformer_engine.pytorch.module import base
 from transformer_engine.pytorch.tensor.storage.float8_tensor_storage import Float8TensorStorage
 
 from overlap_sweep.backends import LinearPoint, Operand, Outputs, Problem
-from overlap_sweep.backends.torch.overlap import as_bytes
+from overlap_sweep.backends.communicator import as_bytes
 from overlap_sweep.errors import Refused
 from overlap_sweep.measure import Ranks
 from overlap_sweep.overlap.models import KernelPoint
 from overlap_sweep.overlap.recipes import RECIPES
-from overlap_sweep.overlap.space import PRIORITIES, Setting
+from overlap_sweep.overlap.space import PRIORITIES, Setting, SlotSetting
 
 _BROKEN = re.compile(r"CUDA error|out of memory|NCCL", re.IGNORECASE)
 """Marks RuntimeErrors of the library that are failures; the others mean that something is not supported."""
 
-_current: dict[str, Any] | None = None
+_current: dict[str, object] | None = None
 """The arguments of the last initialize_ub; None while there are no userbuffers."""
 
 
@@ -68,7 +68,7 @@ def initialize(
     """
     global _current
     mode = base.UserBufferQuantizationMode
-    wanted: dict[str, Any] = {
+    wanted: dict[str, object] = {
         "shape": [tokens, hidden_size],
         "tp_size": tp_size,
         "quantization_modes": [mode.FP8 if fp8 else mode.NONE],
@@ -104,10 +104,10 @@ def _unsupported(ub_cfgs: Mapping[str, Setting], with_cublasmp: bool) -> str | N
     if with_cublasmp and not getattr(tex, "nvte_built_with_cublasmp", lambda: False)():
         return "it was built without cuBLASMp (NVTE_WITH_CUBLASMP=1)"
     for slot, setting in ub_cfgs.items():
-        for knob in setting.keys() & PRIORITIES:
+        for knob, value in setting.items():
             lowest, highest = tex.get_stream_priority_range()
-            if not highest <= setting[knob] <= lowest:
-                return f"{slot}: {knob}={setting[knob]} is not among this GPU's priorities, {highest} to {lowest}"
+            if knob in PRIORITIES and not highest <= value <= lowest:
+                return f"{slot}: {knob}={value} is not among this GPU's priorities, {highest} to {lowest}"
     return None
 
 
@@ -124,7 +124,7 @@ def destroy() -> None:
         _current = None
 
 
-_groups: dict[Any, Any] = {}
+_groups: dict[object, object] = {}
 
 
 @contextmanager
@@ -135,7 +135,7 @@ def _kept_bootstrap_groups() -> Iterator[None]:
     memory, for every point of a sweep.
     """
 
-    def kept(make: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+    def kept(make: Callable[..., object], *arguments: object, **keywords: object) -> object:
         key = make, str(arguments), str(keywords)
         if key not in _groups:
             _groups[key] = make(*arguments, **keywords)
@@ -150,8 +150,19 @@ def _kept_bootstrap_groups() -> Iterator[None]:
 KERNEL_STREAMS = 3
 """Number of streams for the GEMMs of one ring exchange, as in initialize_ub."""
 
-Held = list[Any]
+
+class Userbuffer(Protocol):
+    """A communicator of a kernel, as far as it is used here."""
+
+    def copy_into_buffer(self, data: Tensor, local_chunk: bool) -> None: ...
+
+    def get_buffer(self, local_chunk: bool = False, shape: list[int] | None = None) -> Tensor: ...
+
+
+Held = list[Userbuffer]
 """A list with a kernel's communicator; empty once it is closed."""
+Rows: TypeAlias = "Tensor | Float8TensorStorage"
+"""A matrix as the library's GEMM takes it."""
 _open: list[Held] = []
 
 
@@ -170,36 +181,36 @@ def build_kernel(point: KernelPoint, setting: Setting, problem: Problem, ranks: 
     return partial(call, held, _for_gemm(problem.weight), problem)
 
 
-def _communicator(setting: Setting, problem: Problem, bootstrap_backend: str, ranks: Ranks) -> Any:
-    shape, gathers = problem.shape, problem.shape.gathers
+def _communicator(setting: Setting, problem: Problem, bootstrap_backend: str, ranks: Ranks) -> Userbuffer:
+    shape, gathers, knobs = problem.shape, problem.shape.gathers, SlotSetting.of(setting)
     dtype = as_bytes((problem.inputs if gathers else problem.whole)[0].data).dtype
     lowest, highest = tex.get_stream_priority_range()
     size = [shape.m, shape.k if gathers else shape.n]
     buffer = size, dtype, _bootstrap(bootstrap_backend), ranks.world_size
     common = {
         "num_max_streams": KERNEL_STREAMS,
-        "comm_cga_size": setting["cga_size"],
-        "num_comm_sm": setting["num_sm"],
-        "set_sm_margin": setting["set_sm_margin"],
+        "comm_cga_size": knobs.cga_size,
+        "num_comm_sm": knobs.num_sm,
+        "set_sm_margin": knobs.set_sm_margin,
         "atomic_gemm": False,
-        "gemm_priority": setting.get("gemm_priority", lowest),
-        "comm_priority": setting.get("comm_priority", highest),
+        "gemm_priority": lowest if knobs.gemm_priority is None else knobs.gemm_priority,
+        "comm_priority": highest if knobs.comm_priority is None else knobs.comm_priority,
     }
     kind = tex.CommOverlapType.AG if gathers else tex.CommOverlapType.RS
-    if setting["method"] == "ring_exchange":
-        return tex.CommOverlapP2P(*buffer, kind, use_ce=setting["use_ce"], aggregate=setting["aggregate"], **common)
-    common["rs_overlap_first_gemm"] = setting.get("pipeline_rs_overlap_first_gemm", False)
-    return tex.CommOverlap(*buffer, comm_type=kind, num_splits=setting.get("num_splits", 4), **common)
+    if knobs.method == "ring_exchange":
+        return tex.CommOverlapP2P(*buffer, kind, use_ce=knobs.use_ce, aggregate=knobs.aggregate, **common)
+    common["rs_overlap_first_gemm"] = bool(knobs.pipeline_rs_overlap_first_gemm)
+    return tex.CommOverlap(*buffer, comm_type=kind, num_splits=knobs.num_splits or 4, **common)
 
 
 @cache
-def _bootstrap(backend: str) -> Any:
+def _bootstrap(backend: str) -> object:
     # Created once, because a process group is never fully freed.
     group = dist.new_group(backend=backend)
     return tex.CommOverlapHelper(group, group)
 
 
-def _for_gemm(operand: Operand, data: Tensor | None = None) -> Any:
+def _for_gemm(operand: Operand, data: Tensor | None = None) -> Rows:
     data = operand.data if data is None else data
     if operand.scale is None:
         return data
@@ -212,13 +223,13 @@ def _for_gemm(operand: Operand, data: Tensor | None = None) -> Any:
     )
 
 
-def _gemm(comm: Any, weight: Any, rows: Any, problem: Problem, **more: Any) -> Tensor:
+def _gemm(comm: Userbuffer, weight: Rows, rows: Rows, problem: Problem, **more: object) -> Tensor:
     kind = tex.CommOverlapType.AG if problem.shape.gathers else tex.CommOverlapType.RS
     output: Tensor = general_gemm(weight, rows, out_dtype=problem.out_dtype, ub=comm, ub_type=kind, **more)[0]
     return output
 
 
-def _gather(held: Held, weight: Any, problem: Problem, at: int) -> Outputs:
+def _gather(held: Held, weight: Rows, problem: Problem, at: int) -> Outputs:
     (comm,) = held
     x = problem.inputs[at]
     comm.copy_into_buffer(as_bytes(x.data), local_chunk=True)
@@ -226,7 +237,7 @@ def _gather(held: Held, weight: Any, problem: Problem, at: int) -> Outputs:
     return Outputs(_gemm(comm, weight, rows, problem))
 
 
-def _scatter(held: Held, weight: Any, problem: Problem, at: int) -> Outputs:
+def _scatter(held: Held, weight: Rows, problem: Problem, at: int) -> Outputs:
     (comm,) = held
     x = problem.inputs[at]
     output = torch.empty(problem.shape.output_shape, dtype=problem.out_dtype, device=x.data.device)
@@ -234,7 +245,7 @@ def _scatter(held: Held, weight: Any, problem: Problem, at: int) -> Outputs:
     return Outputs(output)
 
 
-def _bulk_gather(held: Held, weight: Any, problem: Problem, at: int) -> Outputs:
+def _bulk_gather(held: Held, weight: Rows, problem: Problem, at: int) -> Outputs:
     (comm,) = held
     whole = problem.whole[at]
     comm.copy_into_buffer(as_bytes(problem.inputs[at].data), local_chunk=True)
@@ -243,7 +254,7 @@ def _bulk_gather(held: Held, weight: Any, problem: Problem, at: int) -> Outputs:
     return Outputs(output, moved=moved.view(whole.data.dtype))
 
 
-def _bulk_scatter(held: Held, weight: Any, problem: Problem, at: int) -> Outputs:
+def _bulk_scatter(held: Held, weight: Rows, problem: Problem, at: int) -> Outputs:
     """Runs the GEMM next to a reduce-scatter of the product, which is first copied in; in a layer the GEMM before wrote
     it."""
     (comm,) = held

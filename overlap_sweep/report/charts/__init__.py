@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+Json = dict[str, Any]
+"""A part of a Vega-Lite specification."""
+
 SOLID, DASHED, DOTTED = (1, 0), (5, 3), (1, 3)
 TICK = "M-.2,-1.2H.2V1.2H-.2Z"
 """Shape of an upright bar, which Vega-Lite has no name for."""
@@ -128,7 +131,6 @@ class Line:
     """Shape of its points; empty: not marked."""
     dash: Sequence[int] = SOLID
     width_px: float = 1.8
-    connected: bool = True
 
 
 @dataclass(frozen=True)
@@ -172,7 +174,6 @@ class Gantt:
 
 
 Form = Rows | Lines | Gantt
-"""The forms of charts."""
 
 COLOURS = {
     "page": ("#ffffff", "#14171c"),
@@ -231,7 +232,7 @@ def style_sheet() -> str:
     return f":root {{\n{''.join(defined)}}}\n"
 
 
-def chart_config() -> dict[str, Any]:
+def chart_config() -> Json:
     axis = {
         "domainColor": colour("line"),
         "tickColor": colour("line"),

@@ -9,9 +9,8 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any
 
-from overlap_sweep.report.charts import Axis, Gantt, Key, Line, Lines, Reference, Row, Rows, colour
+from overlap_sweep.report.charts import Axis, Gantt, Json, Key, Line, Lines, Reference, Row, Rows, colour
 
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.4.1.json"
 MARGIN_PX = 14
@@ -25,7 +24,6 @@ SUBTITLE_WIDTH = 84
 NAME_PX = 330
 """The longest name of a row; Vega cuts what is longer, and the tooltip has it."""
 
-Json = dict[str, Any]
 OWN_COLOUR: Json = {"field": "colour", "scale": None, "type": "nominal"}
 OWN_SHAPE: Json = {"field": "shape", "scale": None, "type": "nominal"}
 """Those that each row has."""
@@ -111,7 +109,7 @@ def _rows(rows: Rows, layout: _Layout) -> Json:
             noise.append({"row": key, "low": dot.low, "high": dot.high, "colour": colour(dot.colour)})
     axis = replace(rows.axis, from_zero=rows.axis.from_zero or bool(pieces))
     tips, y = tooltip(row.details for row in rows.rows), row_axis(keys, named=layout.name_px is None)
-    bar = {"x": place("start", axis), "x2": "end", "color": OWN_COLOUR}
+    bar: Json = {"x": place("start", axis), "x2": "end", "color": OWN_COLOUR}
     at = {"x": place("at", axis), "color": OWN_COLOUR, "shape": OWN_SHAPE}
     lower = {"yOffset": layout.bar_px}
     layers = [layer("bar", pieces, {"height": 13, **lower}, y=y, tooltip=tips, **bar)] if pieces else []
@@ -125,7 +123,7 @@ def _rows(rows: Rows, layout: _Layout) -> Json:
         layers.append(layer("rule", marked, line, x=place("at", axis)))
         layers.append(layer("text", marked, muted, x=place("at", axis), y=above, text=constant(one.name)))
     known = [one for one in noise if one["low"] is not None]
-    spread = {"x": place("low", axis), "x2": "high", "color": OWN_COLOUR}
+    spread: Json = {"x": place("low", axis), "x2": "high", "color": OWN_COLOUR}
     layers.append(layer("rule", known, {"strokeWidth": 1.5, **lower}, y=y, **spread))
     layers.append(layer("point", dots, {"filled": True, "size": 60, "opacity": 1, **lower}, y=y, tooltip=tips, **at))
     if layout.name_px is not None:
@@ -168,11 +166,11 @@ def draw_lines(lines: Lines) -> Json:
 
     layers = []
     for one in lines.references:
-        across = {"x": constant(0), "x2": constant("width"), "tooltip": tooltip([one.details])}
+        across: Json = {"x": constant(0), "x2": constant("width"), "tooltip": tooltip([one.details])}
         layers.append(layer("rule", [{"y": one.at, **detail_fields(one.details)}], _stroke(one), y=y(), **across))
     noisy, marked, ringed, labelled = [], [], [], []
     for line in lines.lines:
-        if line.connected and line.points:
+        if line.points:
             rows = [{"x": point.x, "y": point.y} for point in line.points]
             layers.append(layer("line", rows, {"clip": True, **_stroke(line)}, x=x(), y=y()))
         for point in line.points:
@@ -234,11 +232,11 @@ def draw_gantt(gantt: Gantt) -> Json:
     return chart(layers, LANE_PX * len(keys), gantt.title)
 
 
-def layer(mark: str, rows: Iterable[Json], style: Mapping[str, Any], **channels: Any) -> Json:
+def layer(mark: str, rows: Iterable[Json], style: Json, **channels: Json | list[Json] | str) -> Json:
     """Returns a layer that draws a mark for each row. A channel is a definition of Vega-Lite's, or the name of a field:
     a text's, or with `x2` and `y2` a number's."""
 
-    def defined(channel: str, value: Any) -> Any:
+    def defined(channel: str, value: Json | list[Json] | str) -> Json | list[Json]:
         if not isinstance(value, str):
             return value
         return {"field": value} if channel in ("x2", "y2") else {"field": value, "type": "nominal"}
@@ -255,7 +253,7 @@ def constant(value: float | str) -> Json:
     return {"value": value}
 
 
-def place(field: str, axis: Axis, **drawn: Any) -> Json:
+def place(field: str, axis: Axis, **drawn: object) -> Json:
     """Returns the channel of a number that is drawn at its place along an axis."""
     scale: Json = {"type": "log"} if axis.logarithmic else {"zero": axis.from_zero}
     if axis.domain:

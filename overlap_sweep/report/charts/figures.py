@@ -6,7 +6,7 @@ import json
 import resource
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import version
@@ -15,11 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from overlap_sweep import cache as kept
-from overlap_sweep.report.charts import Form, Gantt, Lines, Rows, chart_config, in_light
-from overlap_sweep.report.charts.draw import Json, draw_gantt, draw_lines, draw_narrow_rows, draw_rows
+from overlap_sweep.report.charts import Form, Gantt, Json, Lines, chart_config, in_light
+from overlap_sweep.report.charts.draw import draw_gantt, draw_lines, draw_narrow_rows, draw_rows
 from overlap_sweep.report.numbers import visible
-
-_DRAW: dict[type, Callable[[Any], Json]] = {Rows: draw_rows, Lines: draw_lines, Gantt: draw_gantt}
 
 SCALE = 1.5
 WIDE_PX = 1000
@@ -33,8 +31,8 @@ class Figure:
     """Name for a file and an element's id."""
     description: str
     """Text for readers who cannot see it; the tables have its numbers."""
-    spec: dict[str, Any]
-    narrow: dict[str, Any] | None = None
+    spec: Json
+    narrow: Json | None = None
     """Parts of the specification that differ on a narrow screen, if any."""
     scrolls: bool = False
     """Whether it keeps its width and scrolls on a narrow screen."""
@@ -56,14 +54,15 @@ class Figure:
 
 
 def figure(name: str, form: Form) -> Figure:
-    words = [form.title] if isinstance(form, Gantt) else [form.title, form.subtitle]
-    spec, narrow = _without_control(_DRAW[type(form)](form)), None
-    if isinstance(form, Rows):
-        drawn = _without_control(draw_narrow_rows(form))
-        # Their data are the same.
-        spec["datasets"] |= drawn["datasets"]
-        narrow = {key: drawn[key] for key in ("layer", "height")}
-    return Figure(name, ": ".join(filter(None, words)), spec, narrow, scrolls=isinstance(form, Gantt))
+    if isinstance(form, Gantt):
+        return Figure(name, form.title, _without_control(draw_gantt(form)), scrolls=True)
+    words = ": ".join(filter(None, [form.title, form.subtitle]))
+    if isinstance(form, Lines):
+        return Figure(name, words, _without_control(draw_lines(form)))
+    spec, drawn = _without_control(draw_rows(form)), _without_control(draw_narrow_rows(form))
+    # Their data are the same.
+    spec["datasets"] |= drawn["datasets"]
+    return Figure(name, words, spec, {key: drawn[key] for key in ("layer", "height")})
 
 
 def _as_json(spec: Json) -> str:
@@ -105,7 +104,7 @@ def column_spec(figures: Sequence[Figure], title: Json | None = None) -> Json:
     }
 
 
-def rendered(spec: dict[str, Any]) -> bytes:
+def rendered(spec: Json) -> bytes:
     """Returns the PNG of a specification, cached once rendered."""
     text = in_light(json.dumps({**spec, "padding": 12}))
     config = in_light(json.dumps({**chart_config(), "background": "white"}))

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TypeVar, cast
 
 from markupsafe import Markup, escape
 
@@ -32,6 +32,8 @@ from overlap_sweep.report.section import Analysis, Answer, Exhibit, Section
 from overlap_sweep.report.table import Column, Listing, PointRow, RowText, is_unknown
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.provenance import environments, launch_commands, machines_in_brief, measured_when
+
+R = TypeVar("R")
 
 FILE_NAME = "report.html"
 PLOTS = "plots"
@@ -270,7 +272,7 @@ def _title(analysis: Analysis) -> str:
 def _machines(points: Sequence[Point]) -> Iterator[tuple[str, dict[str, str]]]:
     """Yields a heading and the values of each environment, the most frequent first."""
     with_result = [point for point in points if point.result and point.result.environment]
-    first: dict[str, Any] = {}
+    first: dict[str, object] = {}
     for environment in environments(with_result):
         own = [point for point in with_result if point.result and point.result.environment == environment]
         known = {name: value for name, value in flat(environment).items() if value is not None}
@@ -331,7 +333,7 @@ def summary_table(listing: Listing, addresses: Sequence[str]) -> PageTable:
     return replace(table, rows=linked)
 
 
-def _in_order(listing: Listing) -> Sequence[Any]:
+def _in_order(listing: Listing[R]) -> Sequence[R]:
     return sorted(listing.rows, key=listing.order) if listing.order else listing.rows
 
 
@@ -351,10 +353,10 @@ def points_table(listing: Listing[PointRow]) -> PageTable:
     return page_table(replace(listing, table=replace(listing.table, columns=tuple(columns))))
 
 
-def _cell(column: Column, row: Any, chosen: bool) -> Cell:
+def _cell(column: Column[R], row: R, chosen: bool) -> Cell:
     value, kind = column.value(row), column.style if isinstance(column.style, str) else column.style(row)
     if not column.is_number:
         return Cell(column.text(row), kind="chosen" if chosen and kind == "reason" else kind)
     if is_unknown(value):
         return Cell(column.text(row), -BEYOND if column.high_first else BEYOND, "number")
-    return Cell(column.text(row), round(value, 6), "number")
+    return Cell(column.text(row), round(cast("float", value), 6), "number")

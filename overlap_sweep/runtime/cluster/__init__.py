@@ -59,10 +59,10 @@ class Cluster:
     """Its name in sentences."""
     check: Callable[[], None]
     """Raises UserError if jobs cannot be submitted here."""
-    options: Callable[[dict[str, Any]], dict[str, Any]]
+    options: Callable[[dict[str, Any]], dict[str, object]]
     """Returns the options that `submit` takes for a job of one point, from those of its launcher that are not common to
     all clusters. UserError if they contradict one another."""
-    submit: Callable[[Sequence[Callable[[], None]], Mapping[str, Any]], list[tuple[str, Path]]]
+    submit: Callable[[Sequence[Callable[[], None]], Mapping[str, object]], list[tuple[str, Path]]]
     """Submits a job that calls it for each of the calls, which can be pickled, on each node of the job; again from the
     start when the job is queued again. Returns id and log file of each. UserError if that is refused; then no job is
     left. Jobs go on when this process ends."""
@@ -78,7 +78,7 @@ class Cluster:
     requeue: Callable[[str], bool]
     """Queues the job in which this process runs again, and prints that or why not. Returns whether that worked; then
     the job is about to be ended."""
-    launcher: Any = None
+    launcher: object = None
     """Configuration of the launcher: a dataclass with `_target_` as SlurmLauncherConf has it, the common options, and
     the cluster's own. Those of ours are in hydra_adapter/plugins.py."""
 

@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.singleton import Singleton
@@ -21,11 +21,10 @@ from overlap_sweep.runtime.kept import whole_result
 from overlap_sweep.runtime.lock import claimed
 from overlap_sweep.runtime.meeting import Place
 from overlap_sweep.runtime.nodes import gather, late, lost
-from overlap_sweep.runtime.outcome import outcomes
+from overlap_sweep.runtime.outcome import STOP_AFTER_POINT, Stopped, listen, outcomes, stop_if_requested
 from overlap_sweep.runtime.point import resolve
 from overlap_sweep.runtime.progress import progress
 from overlap_sweep.runtime.serve import serve
-from overlap_sweep.runtime.stopping import STOP_AFTER_POINT, Stopped, listen, stop_if_requested
 
 IDLE_RESTARTS = 3
 """How often a job that was stopped before it finished a point is requeued."""
@@ -56,7 +55,7 @@ class Batch:
     sweep: Sweep
     points: list[Job]
     """The points, as composed by the launcher."""
-    singletons: Any
+    singletons: object
     """Hydra's singletons, which it needs to compose."""
 
     def __call__(self) -> None:

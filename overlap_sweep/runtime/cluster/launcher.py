@@ -16,17 +16,16 @@ from hydra.core.utils import JobReturn
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.results.run_directory import Attempt, Result, clear, now, write_result
-from overlap_sweep.runtime import placement
 from overlap_sweep.runtime.cluster import Cluster, JobState
 from overlap_sweep.runtime.cluster.packs import Pack, Submitted, options_of, pack, submit
 from overlap_sweep.runtime.cluster.records import JobRecord, forget, given_up_path, living_jobs
 from overlap_sweep.runtime.jobs import Job, Sweep, begin, distinct, job_return, keep_results
 from overlap_sweep.runtime.kept import whole_result
 from overlap_sweep.runtime.lock import CLAIM_FILE
-from overlap_sweep.runtime.outcome import Outcome, Outcomes, outcomes, tail
+from overlap_sweep.runtime.nodes import nodes_refusal
+from overlap_sweep.runtime.outcome import Outcome, Outcomes, outcomes, stop_if_requested, tail
 from overlap_sweep.runtime.point import measure
 from overlap_sweep.runtime.progress import announce, progress
-from overlap_sweep.runtime.stopping import stop_if_requested
 
 LOG_TAIL_LINES = 20
 
@@ -65,7 +64,7 @@ def _refuse(jobs: Sequence[Job]) -> dict[Path, Result]:
     """Returns the results of points that cannot be spread over their nodes. No job asks for nodes only to say that."""
     refused = {}
     for job in jobs:
-        if placement.refusal(job.point):
+        if nodes_refusal(job.point):
             job.directory.mkdir(parents=True, exist_ok=True)
             refused[job.directory] = measure(job.point, job.directory)
             outcomes.add(Outcome(job.directory, refused[job.directory]))
@@ -78,7 +77,7 @@ def _have_measured(cluster: Cluster, sweep: Sweep, jobs: Sequence[Job], done: Co
     taken = {job.directory for submitted in adopted.values() for job in submitted.pack.jobs}
     new = [job for job in jobs if job.directory not in taken]
     submitted = partial(submit, cluster, sweep)
-    poll_s = options_of(cluster, jobs[0])[0]["poll_s"]
+    poll_s = options_of(cluster, jobs[0])[0].poll_s
     watch = Watch(cluster, sweep.directory, dict(adopted), submitted, outcomes, poll_s)
     try:
         for job in new:

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hydra.core.singleton import Singleton
 from omegaconf import OmegaConf
@@ -18,15 +18,23 @@ from overlap_sweep.runtime.cluster.records import JobRecord, forget, write_recor
 from overlap_sweep.runtime.group_config import shared_by
 from overlap_sweep.runtime.jobs import Job, Sweep
 
+
+class CommonOptions(NamedTuple):
+    """The options that launchers of all clusters have."""
+
+    points_per_job: int
+    max_jobs: int | None
+    poll_s: float
+
+
 LEAST = {"points_per_job": 1, "max_jobs": 1, "poll_s": 0.1}
-"""The options that launchers of all clusters have, with the least value of each."""
 
 
 @dataclass(frozen=True)
 class Pack:
     """Points for one job."""
 
-    options: Mapping[str, Any]
+    options: Mapping[str, object]
     """The cluster's options."""
     jobs: list[Job]
 
@@ -51,19 +59,19 @@ def pack(cluster: Cluster, jobs: Sequence[Job]) -> list[Pack]:
     packs = []
     for group in alike.values():
         common, own = options_of(cluster, group[0])
-        wanted = math.ceil(len(group) / common["points_per_job"])
-        count = wanted if common["max_jobs"] is None else min(wanted, common["max_jobs"])
+        wanted = math.ceil(len(group) / common.points_per_job)
+        count = min(wanted, common.max_jobs or wanted)
         packs += [Pack(own, list(part)) for part in _evenly(group, count)]
     return packs
 
 
-def options_of(cluster: Cluster, job: Job) -> tuple[dict[str, Any], dict[str, Any]]:
+def options_of(cluster: Cluster, job: Job) -> tuple[CommonOptions, dict[str, object]]:
     """Returns the launcher's options that all clusters have, and the cluster's own, resolved for this point, since they
     may depend on `tp_size`. UserError if they are out of range or contradict one another."""
     own: dict[str, Any] = OmegaConf.to_container(job.config.hydra.launcher, resolve=True)  # type: ignore[assignment]
     del own["_target_"]
-    common = {name: own.pop(name) for name in LEAST}
-    for name, value in common.items():
+    common = CommonOptions(**{name: own.pop(name) for name in LEAST})
+    for name, value in common._asdict().items():
         if value is not None and value < LEAST[name]:
             raise UserError(f"hydra.launcher.{name}={value} is out of range; give {LEAST[name]} or more.")
     return common, cluster.options(own)

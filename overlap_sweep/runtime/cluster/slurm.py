@@ -1,5 +1,7 @@
 """Slurm: jobs submitted through submitit; their states also where no accounts are kept."""
 
+from __future__ import annotations
+
 import contextlib
 import io
 import os
@@ -10,10 +12,13 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.runtime.cluster import Cluster, End, JobHere, JobState
+
+if TYPE_CHECKING:
+    import submitit
 
 COMMON_OPTIONS = frozenset(
     ("timeout_min", "cpus_per_task", "gpus_per_node", "tasks_per_node", "mem_gb", "nodes", "name", "stderr_to_stdout")
@@ -49,7 +54,7 @@ def check() -> None:
         )
 
 
-def options(given: dict[str, Any]) -> dict[str, Any]:
+def options(given: dict[str, Any]) -> dict[str, object]:
     """Returns submitit's options, as in `Cluster.options`."""
     if given["tasks_per_node"] != 1:
         raise UserError(
@@ -101,7 +106,7 @@ def submit(calls: Sequence[Callable[[], None]], options: Mapping[str, Any]) -> l
     return [(job.job_id, job.paths.stdout if given["stderr_to_stdout"] else job.paths.stderr) for job in jobs]
 
 
-def _patiently(executor: Any, calls: Sequence[Callable[[], None]]) -> list[Any]:
+def _patiently(executor: submitit.AutoExecutor, calls: Sequence[Callable[[], None]]) -> list[submitit.Job[None]]:
     """Submits the calls as an array; retries while the controller does not answer."""
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap.models import CUSTOM, PRECISION_OF_DTYPE
@@ -12,7 +11,7 @@ from overlap_sweep.workloads.copy_engine.config import Config, Resolved
 from overlap_sweep.workloads.profilers import Profiler
 
 
-def complete(config: Config) -> dict[str, Any]:
+def complete(config: Config) -> dict[str, object]:
     """Returns the point without the options that this workload does not use."""
     if config.backend != "auto":
         raise UserError(f"backend={config.backend}: workload=copy_engine has no backends; leave it out.")

@@ -1,14 +1,14 @@
 """Measurements of a point of workload=copy_engine: GEMMs and copies, alone, in sequence and overlapped."""
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
+from overlap_sweep.config import PointConfig
 from overlap_sweep.declared import Name
 from overlap_sweep.overlap.models import CUSTOM, PRECISION_OF_DTYPE
 from overlap_sweep.results.measured import Measured, Timing, Total, check_pairs
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.verdict import gain_of_point
-from overlap_sweep.workloads.copy_engine.config import Resolved
+from overlap_sweep.workloads.copy_engine.config import Config, Resolved
 
 VARIANTS = ("gemm", "copy", "sequential", "overlapped")
 CHUNKED = ("chunked_gemm", "chunked_overlapped")
@@ -29,11 +29,16 @@ class CopyTimes(Measured, kw_only=True, tag="copy_engine"):
         check_pairs(self.times.values())
 
     @classmethod
-    def as_asked(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        copy = config["copy_engine"]
-        known = {"backend": "copy_engine", "precision": PRECISION_OF_DTYPE.get(copy["dtype"]), "tp_size": 1}
-        workload = {**config["workload"], "tokens": copy["matrix_size"]}
-        return {**config, **known, "workload": workload, "model": {"name": CUSTOM}}
+    def as_asked(cls, config: PointConfig) -> dict[str, object]:
+        assert isinstance(config, Config)
+        copy = config.copy_engine
+        return {
+            **replace(config, workload=replace(config.workload, tokens=copy.matrix_size)),
+            "backend": "copy_engine",
+            "precision": PRECISION_OF_DTYPE[copy.dtype],
+            "tp_size": 1,
+            "model": {"name": CUSTOM},
+        }
 
     def check(self, result: Result) -> None:
         if result.point_as(Resolved).copy_engine.chunks and (missing := set(CHUNKED) - self.times.keys()):

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +20,7 @@ from overlap_sweep.errors import Refused, WrongNumbers
 from overlap_sweep.measure import Ranks, stream
 from overlap_sweep.measure.profile import BY_ROCPROFV3, capture_each
 from overlap_sweep.measure.timing import STREAM_PRIORITY, Variant, summarise, time_variants
+from overlap_sweep.workloads import MeasuredFields
 from overlap_sweep.workloads.copy_engine.config import Resolved
 from overlap_sweep.workloads.copy_engine.result import CHUNKED, VARIANTS, CopyTimes
 
@@ -81,7 +81,7 @@ class Work:
 
 
 @torch.no_grad()
-def run(point: Resolved, directory: Path, ranks: Ranks) -> dict[str, Any]:
+def run(point: Resolved, directory: Path, ranks: Ranks) -> MeasuredFields:
     """Returns the measured fields of the point's Result. `Refused` if GPUs cannot reach each other's memory."""
     options, workload = point.copy_engine, point.workload
     assert workload.repeats

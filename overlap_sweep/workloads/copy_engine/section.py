@@ -13,11 +13,7 @@ from overlap_sweep.report.numbers import as_percent, as_rate, as_us
 from overlap_sweep.report.section import Answer, Card, Exhibit, Section, Sources
 from overlap_sweep.report.table import (
     DEVICE,
-    DIRECTORY,
-    ERROR,
-    POINT,
     PRECISION,
-    STATUS,
     Column,
     Listing,
     PointRow,
@@ -38,7 +34,7 @@ from overlap_sweep.study.exhibits import first_bars
 from overlap_sweep.study.section import LAUNCH_BOUND_NOTE
 from overlap_sweep.study.words import launch_bound_caution
 from overlap_sweep.workloads.copy_engine.config import CopyEngine, Resolved
-from overlap_sweep.workloads.copy_engine.result import CHUNKED, VARIANTS, CopyTimes
+from overlap_sweep.workloads.copy_engine.result import CopyTimes
 
 WORTH = 0.05
 """Smallest share of the possible saving that counts as one."""
@@ -259,7 +255,7 @@ MEASURED = (
     attribute("launch_bound", kind="flag"),
     LAUNCH_BOUND_NOTE,
 )
-TABLE = points_table("copies", "one row per point", (POINT, DIRECTORY, DEVICE, *ASKED, STATUS, ERROR), MEASURED)
+TABLE = points_table("copies", "one row per point", (DEVICE, *ASKED), MEASURED)
 SIZES = Table("copies", "one row per size", (attribute("", kind="text", read="size", header="size"), *MEASURED))
 LEGEND = (
     "Times are per iteration, with all its GEMMs and copies. none: in sequence; time: overlapped; saved: none - time, "
@@ -297,7 +293,6 @@ def section(sources: Sources) -> Section | None:
             "copy_points": TABLE.records(rows),
         },
         topic="GEMMs and copies",
-        launch_bound=sum(row.launch_bound for row in row_of.values()),
     )
 
 
@@ -365,10 +360,8 @@ def measured(points: Sequence[Point], records: Records) -> Comparable:
             copies, row = point.measured_as(CopyTimes), copy_row(point)
             operator = f"{_options(point).direction}, {row.size}"
             key = key_of_pass(point.case, 1, operator, WHOLE)._replace(model=None, tokens=None, process_wide="")
-            trusted = [
-                name for name in (*VARIANTS, *CHUNKED) if name in row.times and not copies.launch_bound.get(name)
-            ]
-            found.append((key, point, {name: copies.times[name] for name in trusted}))
+            trusted = {name: time for name, time in copies.times.items() if not copies.launch_bound.get(name)}
+            found.append((key, point, trusted))
     return Comparable(pooled_by_key(found, TYPICAL_SCATTER))
 
 

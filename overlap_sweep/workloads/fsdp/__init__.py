@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -18,26 +18,27 @@ from overlap_sweep.workloads import Sample, Searchable, Workers, Workload, profi
 from overlap_sweep.workloads.fsdp.config import (
     COPY_ENGINES,
     PER_NODE,
+    PRECISION_OF,
     RANKING_ON,
     STEPS_ON,
     TRAINING_ON,
     WITHIN_NODE,
     Compile,
     Config,
-    Distributed,
     Fsdp,
+    Ranking,
     Resolved,
     ResolvedRanking,
     ResolvedTraining,
     Streams,
+    Training,
 )
-from overlap_sweep.workloads.memory import ADAM_BYTES, Memory, layer_activations, layer_parameters
+from overlap_sweep.workloads.memory import ADAM_BYTES, DenseLayer, Memory
 
 if TYPE_CHECKING:
     from overlap_sweep.results.run_directory import Result
 
-_SECTIONS = {"fsdp": Fsdp, "distributed": Distributed, "streams": Streams}
-PRECISION_OF = {"bf16": "bf16", "fp16": "fp16", "none": "fp32"}
+C = TypeVar("C")
 
 _ENVIRONMENT = re.compile(r"(NCCL|RCCL|TORCH_NCCL|HSA|GPU|UCX|FI|OFI|GLOO|MSCCLPP)_[A-Z0-9_]+")
 _CTA_POLICY = "NCCL_CTA_POLICY"
@@ -52,19 +53,19 @@ _REFUSED = {
 """Refused variables, or values of them, with what to do instead."""
 
 
-def complete(config: Config) -> dict[str, Any]:
+def complete(config: Config) -> Mapping[str, object]:
     """Returns the point with batch size, steps and precision filled in, without unused options."""
     device, distributed, replicas = config.runtime.device, config.distributed, config.fsdp.replicas
     if config.backend != "auto":
         raise UserError(f"backend={config.backend}: workload=fsdp uses distributed.strategy; leave backend out.")
-    training = msgspec.convert(_filled(config["training"], TRAINING_ON[device]), ResolvedTraining)
-    ranking = msgspec.convert(_filled(config["ranking"], RANKING_ON[device]), ResolvedRanking)
+    training = _filled(config.training, TRAINING_ON[device], ResolvedTraining)
+    ranking = _filled(config.ranking, RANKING_ON[device], ResolvedRanking)
     environment = _environment(distributed.env)
     if replicas != PER_NODE and (type(replicas) is not int or not 1 <= replicas <= 1024):
         raise UserError(
             f"fsdp.replicas={replicas} is invalid; give a number of replicas from 1 to 1024, or {PER_NODE}."
         )
-    fsdp = numbered_sharding(config.fsdp, config.nodes, distributed.dp_size)
+    fsdp = config.fsdp.numbered(config.nodes, distributed.dp_size)
     _check_choice("fsdp.forward_prefetch", fsdp.forward_prefetch, 0, "layers")
     _check_choice("fsdp.reshard_after_forward", fsdp.reshard_after_forward, 2, "ranks", WITHIN_NODE)
     profiled = config.profile != "none" if config.profiling.enabled is None else config.profiling.enabled
@@ -74,7 +75,7 @@ def complete(config: Config) -> dict[str, Any]:
         config,
         workload=replace(
             config.workload,
-            tokens=samples_of(training, config.world_size) * tokens,
+            tokens=training.samples_per_rank * config.world_size * tokens,
             steps=config.workload.steps or STEPS_ON[device],
         ),
         backend=distributed.strategy,
@@ -89,24 +90,13 @@ def complete(config: Config) -> dict[str, Any]:
     return {**completed, "tp_size": 1}
 
 
-def _filled(options: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
-    return {**options, **{name: value for name, value in usual.items() if options[name] is None}}
+def _filled(options: Training | Ranking, usual: Mapping[str, int | str], kind: type[C]) -> C:
+    """Returns the options with those of `usual` where they are null."""
+    given = asdict(options)
+    return msgspec.convert(given | {name: value for name, value in usual.items() if given[name] is None}, kind)
 
 
-def numbered_sharding(fsdp: Fsdp, nodes: int, ranks: int | None) -> Fsdp:
-    """Returns the options with numbers for what refers to nodes, so that equal shardings are equal points. As they are
-    if the number of ranks is not known, of a point that was not measured."""
-    replicas, reshard = fsdp.replicas, fsdp.reshard_after_forward
-    if replicas == PER_NODE:
-        replicas = nodes
-    if reshard == WITHIN_NODE and ranks:
-        per_node = ranks // nodes
-        # One rank alone keeps what it has gathered.
-        reshard = replicas * per_node >= ranks or (per_node > 1 and per_node)
-    return replace(fsdp, replicas=replicas, reshard_after_forward=reshard)
-
-
-def _environment(variables: Mapping[str, Any]) -> dict[str, str]:
+def _environment(variables: Mapping[str, object]) -> dict[str, str]:
     """Returns the variables that are set. UserError for one that is not of NCCL, RCCL or their transports."""
     for name, value in variables.items():
         if name not in _REFUSED and not _ENVIRONMENT.fullmatch(name):
@@ -119,7 +109,7 @@ def _environment(variables: Mapping[str, Any]) -> dict[str, str]:
     return {name: str(int(v) if isinstance(v, bool) else v) for name, v in variables.items() if v is not None}
 
 
-def _check_choice(name: str, value: Any, lowest: int, unit: str, *words: str) -> None:
+def _check_choice(name: str, value: object, lowest: int, unit: str, *words: str) -> None:
     """Raises UserError unless `value` is true, false or a number from `lowest` on. `words`: others."""
     if not isinstance(value, bool) and not (isinstance(value, int) and lowest <= value <= 1024):
         others = ", ".join(("true", "false", *words))
@@ -129,7 +119,7 @@ def _check_choice(name: str, value: Any, lowest: int, unit: str, *words: str) ->
 def refusal(point: Resolved) -> str | None:
     """Returns why the completed point cannot be trained, or which option has no effect in it; None if it is valid."""
     distributed, fsdp, ranks = point.distributed, point.fsdp, point.distributed.dp_size
-    if lacking := models.lacks(point["model"]) or models.mixed(point["model"]):
+    if lacking := models.lacks(point.model) or models.mixed(point.model):
         return lacking
     heads, kv_heads = point.model.num_attention_heads, point.model.num_kv_heads
     assert heads
@@ -143,7 +133,7 @@ def refusal(point: Resolved) -> str | None:
     if point.profiling.tensorboard and not point.profiling.enabled:
         return "profiling.tensorboard has no effect without profiling.enabled=true"
     for section, names, why in _unused(point):
-        own, usual = getattr(point, section), _SECTIONS[section]()
+        own, usual = getattr(point, section), types_of(Config)[section]()
         if changed := [name for name in names if getattr(own, name) != getattr(usual, name)]:
             return f"{section}.{changed[0]} {why}"
     if distributed.strategy == "ddp":
@@ -206,20 +196,20 @@ def _unused(point: Resolved) -> Iterator[tuple[str, Iterable[str], str]]:
 
 def _words(config: Config, overrides: Sequence[str]) -> list[str]:
     distributed = config.distributed
-    return [models.short_name(config["model"]), f"dp{distributed.dp_size}", distributed.strategy]
+    return [models.short_name(config.model), f"dp{distributed.dp_size}", distributed.strategy]
 
 
-def _ranks(point: Config) -> dict[str, Any]:
+def _ranks(point: Config) -> dict[str, int]:
     if point.distributed.dp_size is not None:
         return {}
     return {"distributed.dp_size": all_ranks(point, "distributed.dp_size")}
 
 
 def _memory(point: Resolved) -> Memory:
-    model, ranking = point["model"], point.ranking
+    layer, ranking = DenseLayer.of(point.model), point.ranking
     tables = ranking.num_sparse_features + 1
-    layers = ranking.num_layers * layer_parameters(model)
-    count = layers + tables * ranking.vocab_size * model["hidden_size"]
+    layers = ranking.num_layers * layer.parameters
+    count = layers + tables * ranking.vocab_size * layer.hidden_size
     shards = point.world_size // point.fsdp.replicas if point.backend == "fsdp2" else 1
     number_bytes = 4 if point.precision == "fp32" else 2
     tokens = point.workload.tokens / point.world_size / point.training.gradient_accumulation
@@ -228,16 +218,11 @@ def _memory(point: Resolved) -> Memory:
         parameters=4 * count,
         gradients=4 * count / shards,
         optimizer=ADAM_BYTES * count / shards,
-        activations=tokens * ranking.num_layers * layer_activations(model) * number_bytes,
+        activations=tokens * ranking.num_layers * layer.activations() * number_bytes,
     )
 
 
-def samples_of(training: ResolvedTraining, ranks: int) -> int:
-    """Returns the samples of a completed point's step, over all ranks and micro batches."""
-    return training.batch_size * training.gradient_accumulation * ranks
-
-
-def _cost(point: Resolved) -> tuple[Any, ...]:
+def _cost(point: Resolved) -> tuple[object, ...]:
     profiling = point.profiling
     profiled = profiling.enabled and profiling.repeat * (profiling.wait + profiling.warmup + profiling.active)
     # Compiling takes longer than all the steps.

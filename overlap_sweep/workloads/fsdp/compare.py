@@ -8,23 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from rich.console import Console
 
 from overlap_sweep.errors import UserError
+from overlap_sweep.report import comparison
 from overlap_sweep.report.charts import Axis, Line, LinePoint, Lines
-from overlap_sweep.report.comparison import (
-    Chart,
-    Comparison,
-    Telemetry,
-    as_ratio,
-    by_label,
-    mean_change,
-    ratio_column,
-    timeline_file,
-    verdict_style,
-)
 from overlap_sweep.report.console import print_lines, print_table
 from overlap_sweep.report.numbers import counted, shortened, some_of
 from overlap_sweep.report.table import Column, Listing, Table, attribute
@@ -82,7 +72,7 @@ class Match:
     theirs: Run | None = None
 
     @cached_property
-    def settings(self) -> dict[str, dict[str, Any]]:
+    def settings(self) -> dict[str, dict[str, object]]:
         """Returns the settings that differ, with values by label, the reference's first: knobs if known, `ranks`."""
         own, others = ({**run.settings, "ranks": run.num_ranks} for run in (self.ours, self.theirs or self.ours))
         # Logs without a result only have the number of ranks.
@@ -106,7 +96,7 @@ class Match:
         return {name: QuantityRatio(self, name, ours.get(name, UNKNOWN), theirs.get(name, UNKNOWN)) for name in known}
 
     @property
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, object]:
         """Returns what summary.json has of it."""
         return {
             "reference_run": self.theirs and self.theirs.name,
@@ -168,14 +158,14 @@ ROWS: Table[QuantityRatio] = Table(
     (
         *(attribute(name, kind="text", read=f"match.{name}") for name in ("dataset", "reference")),
         attribute("run", kind="text", read="match.ours.name"),
-        Column("reference_run", lambda row: row.match.theirs and row.match.theirs.name, kind="text"),
+        Column("reference_run", lambda row: row.match.theirs.name if row.match.theirs else None, kind="text"),
         attribute("quantity", kind="text", header="quantity"),
         attribute("reference_value", read="theirs.time_us", header="reference", show=_number),
         attribute("reference_noise", read="theirs.noise_us", header="noise", show=_number, dropped=3),
         attribute("value", read="ours.time_us", header="value", show=_number),
         attribute("noise", read="ours.noise_us", header="noise", show=_number, dropped=2),
-        ratio_column("ratio", lambda row: row.ratio, "ratio"),
-        attribute("ratio_noise", header="noise", show=as_ratio, dropped=1),
+        comparison.ratio_column("ratio", lambda row: row.ratio, "ratio"),
+        attribute("ratio_noise", header="noise", show=comparison.as_ratio, dropped=1),
         attribute("verdict", kind="text", header="verdict"),
     ),
 )
@@ -201,13 +191,13 @@ class RunComparison:
 
 def compare(
     operands: Sequence[tuple[str, Path]], reference: str, candidate: str | None = None, *, all_runs: bool = False
-) -> Comparison:
+) -> comparison.Comparison:
     """Compares directories with telemetry, given with their labels, with the one labelled `reference`: `candidate`, or
     else all others. `all_runs`: tables have every quantity of each run. UserError if no run of any is in the
     reference."""
     compared = match_runs([read_dataset(*operand) for operand in operands], reference, candidate)
     datasets = compared.datasets
-    return Comparison(
+    return comparison.Comparison(
         table=ROWS,
         rows=[row for match in compared.every_match for row in match.quantities.values()],
         show=lambda console: _print(compared, console, all_runs),
@@ -244,7 +234,7 @@ def match_runs(datasets: Sequence[Dataset], reference: str, candidate: str | Non
     return RunComparison(list(datasets), reference, matches, unmatched)
 
 
-def settings_throughout(matches: Sequence[Match]) -> dict[str, dict[str, Any]]:
+def settings_throughout(matches: Sequence[Match]) -> dict[str, dict[str, object]]:
     """Returns the settings that differ in the same way in every pair."""
     first, *others = (match.settings for match in matches)
     return {name: values for name, values in first.items() if all(one.get(name) == values for one in others)}
@@ -260,7 +250,7 @@ def mean_ratios(matches: Sequence[Match]) -> dict[str, float]:
     }
 
 
-def summary(compared: RunComparison) -> dict[str, Any]:
+def summary(compared: RunComparison) -> dict[str, object]:
     """Returns the runs of every dataset with aggregates, settings and ratios to the reference, and the machines and
     commands that measured them. NaN for undefined values."""
     matches = {label: compared.matches[label] for label in compared.candidates}
@@ -304,7 +294,9 @@ def _print(compared: RunComparison, console: Console, all_runs: bool) -> None:
             print_lines(["--by point prints every quantity of each run."], console, indent=0)
         if common := settings_throughout(matches) if matches else {}:
             console.print("\nSettings that differ in all runs:")
-            print_lines([f"{name}: {by_label(values)}" for name, values in common.items()], console)
+            for name, values in common.items():
+                text = comparison.by_label({label: [value] for label, value in values.items()})
+                print_lines([f"{name}: {text}"], console)
     console.print()
     ratios = f" ratio: value / {compared.reference}'s. same: within the noise of both, or within {MARGIN:.1%}."
     note = f"Medians over the steps, without warm-up and profiled steps.{ratios if compared.candidates else ''}"
@@ -316,7 +308,7 @@ def _print_table(title: str, rows: Sequence[QuantityRatio], console: Console) ->
     # A run that is reported alone has no reference.
     columns = ROWS.columns if any(row.match.theirs for row in rows) else Listing(ROWS, rows).columns
     run = () if title else (attribute("", read="match.ours.name", kind="text", header="run"),)
-    print_table(title, (*run, *columns), rows, console, style=lambda row: verdict_style(row.verdict))
+    print_table(title, (*run, *columns), rows, console, style=lambda row: comparison.verdict_style(row.verdict))
 
 
 def _headline(compared: RunComparison, label: str) -> str:
@@ -325,7 +317,7 @@ def _headline(compared: RunComparison, label: str) -> str:
     if not times:
         return f"{label} and {compared.reference} have no runs of the same work in common."
     runs = f" in the geometric mean of {len(times)} runs" if len(times) > 1 else ""
-    return f"{mean_change(times).in_words(label, compared.reference)}, by the step time{runs}."
+    return f"{comparison.mean_change(times).in_words(label, compared.reference)}, by the step time{runs}."
 
 
 def _answer(matches: Sequence[Match]) -> str:
@@ -334,23 +326,23 @@ def _answer(matches: Sequence[Match]) -> str:
     found = [match.quantities["step_ms"].verdict for match in matches]
     numbers = ", ".join(f"{found.count(verdict)} {verdict}" for verdict in get_args(Verdict) if verdict in found)
     ratios = mean_ratios(matches)
-    means = ", ".join(f"{name} {as_ratio(ratios[name])}" for name in HEADLINES if name in ratios)
+    means = ", ".join(f"{name} {comparison.as_ratio(ratios[name])}" for name in HEADLINES if name in ratios)
     different = sum(bool(match.different_work) for match in matches)
     work = f" ({different} with different work)" if different else ""
     return f"{counted(len(matches), 'matching run')}{work}. Step time: {numbers}. Geometric mean ratios: {means}."
 
 
-def _timeline(dataset: Dataset) -> Chart:
+def _timeline(dataset: Dataset) -> comparison.Chart:
     panels = [
         _lines(run, Axis("time, ms", from_zero=True), [(run, *line) for line in LINES])
         for run in dataset.runs[:MOST_PANELS]
     ]
     title = f"{shortened(dataset.label, LONGEST_WORD)}: breakdown of the step time"
     explained = "Mean over the ranks; step: the slowest rank. Without warm-up."
-    return Chart(timeline_file(dataset.label), panels, title, [explained])
+    return comparison.Chart(comparison.timeline_file(dataset.label), panels, title, [explained])
 
 
-def _overlay(compared: RunComparison) -> Chart:
+def _overlay(compared: RunComparison) -> comparison.Chart:
     panels = []
     for match in compared.every_match[:MOST_PANELS]:
         assert match.theirs
@@ -362,7 +354,7 @@ def _overlay(compared: RunComparison) -> Chart:
                 panels.append(_lines(match.ours, axis, lines))
     title = shortened(f"{', '.join(compared.candidates)} against {compared.reference}", LONGEST_WORD)
     explained = "Step time of the slowest rank, and hidden share of communication; without warm-up."
-    return Chart("overlay.png", panels, title, [explained])
+    return comparison.Chart("overlay.png", panels, title, [explained])
 
 
 def _lines(named: Run, y: Axis, lines: Sequence[tuple[Run, str, str, str]]) -> Lines:
@@ -384,5 +376,5 @@ def measured(points: Sequence[Point], records: Records) -> Comparable:
 COMPARED = replace(
     comparing(STUDY),
     measured=measured,
-    telemetry=Telemetry(compare, {"of telemetry": ROWS, "of telemetry, file of its steps": STEPS}),
+    telemetry=comparison.Telemetry(compare, {"of telemetry": ROWS, "of telemetry, file of its steps": STEPS}),
 )

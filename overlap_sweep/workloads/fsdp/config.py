@@ -2,8 +2,8 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from msgspec import Meta
 
@@ -15,6 +15,8 @@ _MOST_KNOBS = 100
 _LONGEST_OPTIONS = 2000
 """Longest options of torch.compile as JSON, in characters, since a setting's name has them all."""
 
+PRECISION_OF = {"bf16": "bf16", "fp16": "fp16", "none": "fp32"}
+"""Precision of a point by its mixed precision."""
 AS_MIXED_PRECISION = {**BY_TORCH, "fp32": "none", "float32": "none"}
 
 
@@ -38,6 +40,10 @@ class Ranking:
 
 KERNELS, COPY_ENGINES = "kernels", "copy_engines"
 """Values of `fsdp.symmetric_memory`: what all-gathers."""
+PER_NODE = "nodes"
+"""Value of `fsdp.replicas` for one replica on each node."""
+WITHIN_NODE = "node"
+"""Value of `fsdp.reshard_after_forward` for the ranks of a node."""
 
 
 @dataclass
@@ -77,6 +83,18 @@ class Fsdp:
     kernels that access the other GPUs' buffers directly (torch 2.9, NCCL 2.27). `copy_engines`: all-gathers by copy
     engines, which take no SMs (NCCL 2.28, NCCL_CTA_POLICY=2). Needs peer access between GPUs, and shards within a
     node. null: torch's memory."""
+
+    def numbered(self, nodes: int, ranks: int | None) -> Self:
+        """Returns the options with numbers for what refers to nodes, so that equal shardings are equal points. As they
+        are if the number of ranks is not known, of a point that was not measured."""
+        replicas, reshard = self.replicas, self.reshard_after_forward
+        if replicas == PER_NODE:
+            replicas = nodes
+        if reshard == WITHIN_NODE and ranks:
+            per_node = ranks // nodes
+            # One rank alone keeps what it has gathered.
+            reshard = replicas * per_node >= ranks or (per_node > 1 and per_node)
+        return replace(self, replicas=replicas, reshard_after_forward=reshard)
 
 
 @dataclass
@@ -309,6 +327,11 @@ class ResolvedTraining(Training):
     gradient_accumulation: Count = field()
     mixed_precision: Annotated[str, one_of("bf16", "fp16", "none")] = field()
 
+    @property
+    def samples_per_rank(self) -> int:
+        """Returns the samples of a rank's step, over all micro batches."""
+        return self.batch_size * self.gradient_accumulation
+
 
 @resolved
 class ResolvedDistributed(AskedDistributed):
@@ -325,20 +348,21 @@ class Resolved(Asked):
     training: ResolvedTraining = field()
     distributed: ResolvedDistributed = field()
 
+    @property
+    def samples_per_step(self) -> int:
+        """Returns the samples of a step, over all ranks and micro batches."""
+        return self.training.samples_per_rank * self.world_size
 
-PER_NODE = "nodes"
-"""Value of `fsdp.replicas` for one replica on each node."""
-WITHIN_NODE = "node"
-"""Value of `fsdp.reshard_after_forward` for the ranks of a node."""
+
 HOST_LIMITS = 0.95
 """A step is launch-bound if the host needs at least this share of its time to enqueue it."""
 
-TRAINING_ON: dict[str, dict[str, Any]] = {
+TRAINING_ON: dict[str, dict[str, int | str]] = {
     "cuda": {"max_steps": 30, "batch_size": 64, "mixed_precision": "bf16"},
     "cpu": {"max_steps": 8, "batch_size": 4, "mixed_precision": "none"},
 }
 """Values for null in `training`, by device."""
-RANKING_ON: dict[str, dict[str, Any]] = {
+RANKING_ON: dict[str, dict[str, int]] = {
     "cuda": {"num_layers": 8, "sequence_length": 128},
     "cpu": {"num_layers": 2, "sequence_length": 16},
 }

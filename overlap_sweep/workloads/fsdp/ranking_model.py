@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from overlap_sweep.config import ResolvedModel
+from overlap_sweep.config import ResolvedModel, known
 from overlap_sweep.measure import Ranks
 from overlap_sweep.workloads.fsdp.collectives import Recorder
 from overlap_sweep.workloads.fsdp.config import Compile, ResolvedRanking
@@ -18,12 +18,6 @@ INIT_STD = 0.02
 NOT_COMPILED = "no"
 LONGEST_REASON = 200
 """Longest recorded reason, in characters: inductor lists all of its options in one line."""
-
-
-def known(number: int | None) -> int:
-    """Returns a number that every completed point has which is not refused."""
-    assert number
-    return number
 
 
 class Batch(NamedTuple):

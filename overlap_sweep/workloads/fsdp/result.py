@@ -4,10 +4,11 @@ import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 
+from overlap_sweep.config import PointConfig
 from overlap_sweep.declared import FileName, Gb, Name
 from overlap_sweep.overlap.overlap_cfg import NONE_IN_WORDS
 from overlap_sweep.report.numbers import UNDEFINED
@@ -15,8 +16,7 @@ from overlap_sweep.results import verdict
 from overlap_sweep.results.estimate import estimate
 from overlap_sweep.results.measured import Measured, Timing, Total, check_pairs
 from overlap_sweep.results.run_directory import Result
-from overlap_sweep.workloads.fsdp import numbered_sharding, samples_of
-from overlap_sweep.workloads.fsdp.config import HOST_LIMITS, Fsdp, Resolved
+from overlap_sweep.workloads.fsdp.config import HOST_LIMITS, PRECISION_OF, Config, Resolved
 
 VARIANTS = ("point", "none", "floor")
 _MOST_VARIANTS = 20
@@ -51,22 +51,19 @@ class TrainingRun(Measured, kw_only=True, tag="fsdp"):
         check_pairs(self.step.values())
 
     def check(self, result: Result) -> None:
-        point = result.point_as(Resolved)
-        samples = samples_of(point.training, point.world_size)
+        samples = result.point_as(Resolved).samples_per_step
         if self.samples_per_step != samples:
             raise ValueError(f"{self.samples_per_step} samples in a step of {samples}")
 
     @classmethod
-    def as_asked(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+    def as_asked(cls, config: PointConfig) -> dict[str, object]:
         """Returns the config with sharding, backend and precision; a precision left to the device is unknown."""
-        mixed_precision = config["training"]["mixed_precision"]
-        precision = "fp32" if mixed_precision == "none" else mixed_precision
-        ranks = config["distributed"]["dp_size"]
+        assert isinstance(config, Config)
         return {
             **config,
-            "fsdp": asdict(numbered_sharding(Fsdp(**config["fsdp"]), config["runtime"]["nodes"] or 1, ranks)),
-            "backend": config["distributed"]["strategy"],
-            "precision": precision,
+            "fsdp": asdict(config.fsdp.numbered(config.nodes, config.distributed.dp_size)),
+            "backend": config.distributed.strategy,
+            "precision": PRECISION_OF.get(config.training.mixed_precision or ""),
             "tp_size": 1,
         }
 

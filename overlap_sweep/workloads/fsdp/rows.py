@@ -2,44 +2,32 @@
 times, which are comparable between points measured minutes apart."""
 
 import json
-import math
 import re
 import shlex
 import statistics
-from collections import defaultdict
-from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Collection, Hashable, Mapping
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from operator import attrgetter
-from typing import Any
+from typing import NamedTuple
 
 from overlap_sweep.config import Runtime
-from overlap_sweep.declared import FLOOR, SCHEDULES, TRAINS_DIFFERENTLY, Role, roles_of
+from overlap_sweep.declared import FLOOR, SCHEDULES, TRAINS_DIFFERENTLY, Role, roles_of, types_of
 from overlap_sweep.overlap.overlap_cfg import NONE_IN_WORDS
-from overlap_sweep.report.numbers import as_us
-from overlap_sweep.results import verdict
-from overlap_sweep.results.estimate import Estimate, RunNoise, estimate, normalised, pooled_none
+from overlap_sweep.report.numbers import as_count, as_us, counted
+from overlap_sweep.results.estimate import Estimate
 from overlap_sweep.results.gain import gain_over
-from overlap_sweep.results.measured import Timing
+from overlap_sweep.results.measured import Scalar
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.run_directory import Result
-from overlap_sweep.study import SettingRow
+from overlap_sweep.results.traces import on_nodes
+from overlap_sweep.study import CaseAnalysis, SettingRow, Times
 from overlap_sweep.study.settings import Naming, Options, key, value_in_words
 from overlap_sweep.workloads import Sample
-from overlap_sweep.workloads.fsdp.config import (
-    OF_COLLECTIVES,
-    TRAINING_ON,
-    Asked,
-    Compile,
-    Distributed,
-    Fsdp,
-    Resolved,
-    Streams,
-    Training,
-)
-from overlap_sweep.workloads.fsdp.result import VARIANTS, Hidden, TrainingRun, hidden, limited_by_host
+from overlap_sweep.workloads.fsdp.config import OF_COLLECTIVES, TRAINING_ON, Asked, Config, Resolved
+from overlap_sweep.workloads.fsdp.result import VARIANTS, Hidden, TrainingRun, limited_by_host
 
-_SECTIONS = {"fsdp": Fsdp, "training": Training, "distributed": Distributed, "streams": Streams, "compile": Compile}
+_SECTIONS = {name: types_of(Config)[name] for name in ("fsdp", "training", "distributed", "streams", "compile")}
 _ENVIRONMENT, _OPTIONS = "distributed.env", "compile.options"
 """Mappings whose entries are options of their own."""
 _BARE = re.compile(r"[A-Za-z0-9_.-]+")
@@ -85,9 +73,9 @@ def those_of(role: Role, options: Options) -> frozenset[tuple[str, str]]:
     return key({name: value for name, value in options.items() if name != DEVICE and role in roles(name)})
 
 
-def _usual(options: Options, name: str) -> Any:
+def _usual(options: Options, name: str) -> Scalar:
     section, _, option = name.partition(".")
-    on_device = TRAINING_ON.get(options[DEVICE], {}) if section == "training" else {}
+    on_device = TRAINING_ON.get(str(options[DEVICE]), {}) if section == "training" else {}
     return on_device.get(option, USUAL.get(name))
 
 
@@ -106,7 +94,7 @@ def overrides(options: Options, shown: Collection[str]) -> str:
     return " ".join(shlex.quote(_override(name, options[name])) for name in NAMING.changed(options) if name in shown)
 
 
-def _override(name: str, value: Any) -> str:
+def _override(name: str, value: Scalar) -> str:
     # Hydra adds keys that the configuration does not list only with ++.
     added = "++" if name.startswith((f"{_ENVIRONMENT}.", f"{_OPTIONS}.")) else ""
     return f"{added}{name}={_quoted(value) if isinstance(value, str) else value_in_words(value)}"
@@ -122,12 +110,32 @@ def _quoted(text: str) -> str:
     return in_quotes(text)
 
 
-@dataclass(frozen=True)
-class StepTimes:
-    """The times of a step in one setting, over all its points."""
+class FsdpCase(NamedTuple):
+    """What must be equal for steps to be compared; batch size, accumulation and precision may differ."""
 
-    step: Estimate
-    """Time as configured; its noise includes the scatter between points of the same setting."""
+    model: str
+    sizes: str
+    """Sizes of the ranking model, in words."""
+    ranks: int
+    device: str
+    key: str
+    """Digest of all sizes, as names may be equal for different sizes."""
+    nodes: int
+    parameters: int
+
+    @property
+    def brief(self) -> str:
+        """Returns the case without sizes or device. Only the widths of the backbone layers are those of `model`."""
+        return f"ranking model (widths of {self.model}), {counted(self.ranks, 'rank')}{on_nodes(self.nodes)}"
+
+    def __str__(self) -> str:
+        return f"Training {self.brief} on {self.device}: {self.sizes}, {as_count(self.parameters)} parameters"
+
+
+@dataclass(frozen=True)
+class StepTimes(Times):
+    """The times of a step in one setting, over all its points: as configured, and of its baselines."""
+
     none: Estimate
     """Time with every collective alone on the device."""
     floor: Estimate
@@ -227,6 +235,9 @@ class FsdpRow(SettingRow[StepTimes]):
         }
 
 
+Analysis = CaseAnalysis[FsdpCase, FsdpRow]
+
+
 def launch_bound_variants(point: Point) -> list[str]:
     return limited_by_host(point.result) if point.result else []
 
@@ -243,65 +254,3 @@ def sample(result: Result) -> Sample:
     point_us, none_us, floor_us = (tuple(run.step[name].samples_us) for name in VARIANTS)
     work = str(sorted(those_of(FLOOR, knobs_of(result.point_as(Resolved))), key=str))
     return Sample(point_us, () if limited_by_host(result) else floor_us, none_us, work, run.samples_per_step)
-
-
-def times_as_measured(point: Point) -> StepTimes:
-    """Returns the times of a single `ok` point."""
-    steps = _step(point)
-    step, none, floor = (replace(estimate(steps[name].samples_us), time_us=steps[name].median_us) for name in VARIANTS)
-    return StepTimes(step, none, floor, hidden(steps), relative=False)
-
-
-def compared_times(settings: Sequence[Sequence[Point]]) -> list[StepTimes]:
-    """Returns the times of each setting's points, for all settings of a case.
-
-    A point's time can be given relative to its own floor, which was measured in turns with it: drift of the machine
-    cancels, but the floor's noise is added. Settings measured in several points show which of the two is larger:
-    relative times are used if they bring these points closer together, or if there are no such settings, since drift of
-    some percent is common. Points with a launch-bound variant take no part: their floor is the host's time, and
-    dividing by it would make the slowest host the fastest setting.
-    """
-    limited = [any(map(launch_bound_variants, points)) for points in settings]
-    works = [floor_key(points[0]) for points in settings]
-    floors: dict[Hashable, list[Timing]] = defaultdict(list)
-    for work, points in zip(works, settings, strict=True):
-        floors[work] += [_step(point)["floor"] for point in points if not launch_bound_variants(point)]
-    steps = [[_step(point) for point in points] for points in settings]
-    free = [own for own, bound in zip(steps, limited, strict=True) if len(own) > 1 and not bound]
-    as_measured, to_floor = (
-        verdict.noise_of_runs([_time(step, over_floor=way) for step in own] for own in free).share
-        for way in (False, True)
-    )
-    relative = math.isnan(as_measured) or to_floor < as_measured
-    between = verdict.noises_of_steps(
-        (
-            ([_time(step, over_floor=relative and not bound) for step in own], bound)
-            for own, bound in zip(steps, limited, strict=True)
-        ),
-        settings[0][0].config.runtime.device,
-    )
-    # A floor that no other point shares would only add its noise.
-    pools = [floors[work] if relative and len(floors[work]) > 1 else [] for work in works]
-    return [
-        _pooled(own, [] if bound else pool, between[bound])
-        for own, pool, bound in zip(steps, pools, limited, strict=True)
-    ]
-
-
-def _pooled(steps: Sequence[dict[str, Timing]], floors: Sequence[Timing], between: RunNoise) -> StepTimes:
-    if floors:
-        floor = pooled_none(floors)
-        step, none = (normalised([(one[name], one["floor"]) for one in steps], floor) for name in ("point", "none"))
-    else:
-        step, none, floor = (pooled_none([one[name] for one in steps]) for name in VARIANTS)
-    level_us = floor.time_us if floors else 1.0
-    runs_us = [level_us * _time(one, over_floor=bool(floors)) for one in steps]
-    return StepTimes(between.over_runs(step, runs_us), none, floor, hidden(*steps), relative=bool(floors))
-
-
-def _step(point: Point) -> dict[str, Timing]:
-    return point.measured_as(TrainingRun).step
-
-
-def _time(step: Mapping[str, Timing], *, over_floor: bool) -> float:
-    return step["point"].median_us / (step["floor"].median_us if over_floor else 1.0)

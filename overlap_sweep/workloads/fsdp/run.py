@@ -8,12 +8,12 @@ from contextlib import closing
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from overlap_sweep.config import known
 from overlap_sweep.measure import DTYPES, Ranks, stream
 from overlap_sweep.measure.environment import DeviceSampler
 from overlap_sweep.measure.instruments import named, named_range, nsys_records
@@ -21,57 +21,45 @@ from overlap_sweep.measure.profile import capture_each, profile_steps
 from overlap_sweep.measure.timing import Anchor, Variant, summarise, time_variants
 from overlap_sweep.results.measured import Timing
 from overlap_sweep.results.run_directory import metrics_file
-from overlap_sweep.workloads.fsdp import samples_of
 from overlap_sweep.workloads.fsdp.collectives import FLOOR, NONE, POINT, Collectives, Recorder, Streams, resolve
 from overlap_sweep.workloads.fsdp.config import HOST_LIMITS, Resolved
-from overlap_sweep.workloads.fsdp.ranking_model import RankingModel, compile_layers, initialise, known
+from overlap_sweep.workloads.fsdp.ranking_model import RankingModel, compile_layers, initialise
 from overlap_sweep.workloads.fsdp.result import TrainingRun
 from overlap_sweep.workloads.fsdp.sharding import replicate, shard
 from overlap_sweep.workloads.fsdp.steps import SteadyClock, Step, TrainingSteps
 from overlap_sweep.workloads.fsdp.telemetry import Device, StepRecord, overlap_of, write_metrics
 
 
-def run(point: Resolved, directory: Path, ranks: Ranks) -> dict[str, Any]:
+def run(point: Resolved, directory: Path, ranks: Ranks) -> dict[str, object]:
     """Trains with telemetry, profiles, and compares. Returns the measured fields of the point's Result. Collective."""
     with ranks.memory_freed():
         return _run(point, directory, ranks)
 
 
-def _run(point: Resolved, directory: Path, ranks: Ranks) -> dict[str, Any]:
+def _run(point: Resolved, directory: Path, ranks: Ranks) -> dict[str, object]:
     training, parameters, compiled = _set_up(point, ranks)
     with closing(training):
-        return _measure(point, directory, ranks, training, parameters, compiled)
-
-
-def _measure(
-    point: Resolved,
-    directory: Path,
-    ranks: Ranks,
-    training: TrainingSteps,
-    parameters: int,
-    compiled: str,
-) -> dict[str, Any]:
-    recorder = training.collectives.recorder
-    with DeviceSampler(ranks.device, point.telemetry.sample_interval_s) as sampler:
-        recording = TelemetryWriter(directory, ranks, sampler, point.training.log_interval)
-        recorder.on = True
-        for number in range(known(point.training.max_steps)):
-            with named_range(f"step {number}"):
-                recording.add(training.step(POINT))
-        recording.write()
-        on_gpu = ranks.device.type == "cuda"
-        peak_gb = ranks.slowest([torch.cuda.max_memory_allocated() / 1e9])[0] if on_gpu else None
-        traces, warnings = _profile(point, training, recording, directory, ranks)
-        recorder.on = False
-    training.freeze()
-    in_mode = {mode: named(mode, Variant(partial(_step, training, mode))) for mode in (POINT, NONE, FLOOR)}
-    if traces or nsys_records():
-        traces += capture_each({NONE: in_mode[NONE]}, ranks, point.profiling.active, directory)
-    times, host_us = _compare(point, in_mode, ranks)
+        recorder = training.collectives.recorder
+        with DeviceSampler(ranks.device, point.telemetry.sample_interval_s) as sampler:
+            recording = TelemetryWriter(directory, ranks, sampler, point.training.log_interval)
+            recorder.on = True
+            for number in range(known(point.training.max_steps)):
+                with named_range(f"step {number}"):
+                    recording.add(training.step(POINT))
+            recording.write()
+            on_gpu = ranks.device.type == "cuda"
+            peak_gb = ranks.slowest([torch.cuda.max_memory_allocated() / 1e9])[0] if on_gpu else None
+            traces, warnings = _profile(point, training, recording, directory, ranks)
+            recorder.on = False
+        training.freeze()
+        in_mode = {mode: named(mode, Variant(partial(_step, training, mode))) for mode in (POINT, NONE, FLOOR)}
+        if traces or nsys_records():
+            traces += capture_each({NONE: in_mode[NONE]}, ranks, point.profiling.active, directory)
+        times, host_us = _compare(point, in_mode, ranks)
     measured = TrainingRun(
         step=times,
         host_us=host_us,
-        samples_per_step=samples_of(point.training, point.world_size),
+        samples_per_step=point.samples_per_step,
         parameters=parameters,
         losses=recording.losses,
         peak_memory_gb=peak_gb,
@@ -156,7 +144,7 @@ def _initial_model(point: Resolved, ranks: Ranks, recorder: Recorder) -> Ranking
 def _try(point: Resolved, layer: nn.Module) -> None:
     device = next(layer.parameters()).device
     dtype = DTYPES[point.precision]
-    tokens = point.workload.tokens // samples_of(point.training, point.world_size)
+    tokens = point.workload.tokens // point.samples_per_step
     shape = point.training.batch_size, tokens, known(point.model.hidden_size)
     x = torch.randn(shape, device=device, requires_grad=True)
     with torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32):

@@ -4,12 +4,11 @@ gives one sentence, and the rest is analysed."""
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.report.comparison import flat
@@ -18,18 +17,10 @@ from overlap_sweep.report.table import Column, Table, attribute
 from overlap_sweep.results.estimate import Estimate, estimate
 from overlap_sweep.results.points import Point, read_points
 from overlap_sweep.results.provenance import describe_machine
-from overlap_sweep.results.run_directory import Result, find_metrics, find_points, find_telemetry
+from overlap_sweep.results.run_directory import Environment, Result, find_metrics, find_points, find_telemetry
+from overlap_sweep.workloads.fsdp import telemetry
 from overlap_sweep.workloads.fsdp.config import Asked
 from overlap_sweep.workloads.fsdp.result import VARIANTS, TrainingRun, hidden
-from overlap_sweep.workloads.fsdp.telemetry import (
-    ALL_REDUCE,
-    AUXILIARY,
-    COMPUTE,
-    REDUCE_SCATTER,
-    AortaStep,
-    RankStep,
-    read_rank,
-)
 
 WARM_UP_SHARE = 0.1
 """Share of the steps that counts as warm-up."""
@@ -37,17 +28,15 @@ LESS_HIDDEN_BY = 0.1
 """A step is reported if its hidden share of communication is less than the median by this and by MADS."""
 MADS = 6.0
 """Number of median absolute deviations."""
-_SETTINGS = (
-    *("repetition", "backend", "precision", "model", "ranking", "fsdp"),
-    *("training", "distributed", "streams", "compile"),
-)
+_GROUPS = ("model", "ranking", "fsdp", "training", "distributed", "streams", "compile")
+"""Groups of options that are settings."""
 
 
 @dataclass(frozen=True)
 class Step:
     run: str
     number: int
-    ranks: Sequence[RankStep]
+    ranks: Sequence[telemetry.RankStep]
     """The step as each rank recorded it."""
     samples: int | None
     """Samples of all ranks; None if it is not recorded."""
@@ -84,15 +73,15 @@ def _active(stream: str, about: str) -> Column[Step]:
 
 QUANTITIES_OF_STEPS: tuple[Column[Step], ...] = (
     attribute("step_ms", "Step time of the slowest rank."),
-    _active(COMPUTE, "Computation in a step, mean over the ranks."),
+    _active(telemetry.COMPUTE, "Computation in a step, mean over the ranks."),
     _mean("comm_ms", "Any communication in a step"),
     _mean("hidden_comm_ms", "Communication with concurrent computation", "overlap_ms"),
     _mean("exposed_comm_ms", "Communication without concurrent computation"),
     _mean("hidden_comm_fraction", "Hidden / total communication of a step"),
     _mean("overlap_ratio", "Overlap / min(computation, communication)"),
-    _active(ALL_REDUCE, "All-reduces in a step, mean over the ranks."),
-    _active(REDUCE_SCATTER, "Reduce-scatters in a step, mean over the ranks."),
-    _active(AUXILIARY, "All-gathers of parameters in a step, mean over the ranks."),
+    _active(telemetry.ALL_REDUCE, "All-reduces in a step, mean over the ranks."),
+    _active(telemetry.REDUCE_SCATTER, "Reduce-scatters in a step, mean over the ranks."),
+    _active(telemetry.AUXILIARY, "All-gathers of parameters in a step, mean over the ranks."),
     _mean("compute_allreduce_ms", "Overlap of computation and all-reduces"),
     _mean("compute_reducescatter_ms", "Overlap of computation and reduce-scatters"),
     _mean("compute_auxiliary_ms", "Overlap of computation and all-gathers"),
@@ -137,7 +126,7 @@ class Run:
     name: str
     """Name of its directory, or the relative path if several have the same name."""
     directory: Path
-    by_rank: Mapping[int, Mapping[int, RankStep]]
+    by_rank: Mapping[int, Mapping[int, telemetry.RankStep]]
     """Steps by rank and number; no rank is empty."""
     point: Point | None = None
 
@@ -149,7 +138,7 @@ class Run:
     def aorta_ranks(self) -> int | None:
         """Returns the number of ranks by AORTA's log; None for our own."""
         recorded = (step for steps in self.by_rank.values() for step in steps.values())
-        return next((step.world_size for step in recorded if isinstance(step, AortaStep)), None)
+        return next((step.world_size for step in recorded if isinstance(step, telemetry.AortaStep)), None)
 
     @property
     def num_ranks(self) -> int:
@@ -164,15 +153,16 @@ class Run:
         return self.point.result if self.point else None
 
     @cached_property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         """Returns the knobs as in result.json, such as `fsdp.forward_prefetch`; empty for logs without a result."""
         if not self.point:
             return {}
-        config = self.point.recorded
-        runtime = {"max_connections": self.point.config.runtime.max_connections, "nodes": self.point.config.nodes}
-        recorded = {name: config[name] for name in _SETTINGS if name in config}
-        recorded["model"] = {name: value for name, value in config["model"].items() if value is not None}
-        return flat({"runtime": runtime, **recorded})
+        config = self.point.config_as(Asked)
+        groups = {name: asdict(getattr(config, name)) for name in _GROUPS}
+        groups["model"] = {name: value for name, value in groups["model"].items() if value is not None}
+        runtime = {"max_connections": config.runtime.max_connections, "nodes": config.nodes}
+        own = {"repetition": config.repetition, "backend": config.backend, "precision": config.precision}
+        return flat({"runtime": runtime, **own, **groups})
 
     @cached_property
     def steps(self) -> list[Step]:
@@ -196,7 +186,7 @@ class Run:
     def known(self, quantity: str) -> dict[int, float]:
         """Returns the known values of a quantity of the steps that count, by step."""
         (value,) = (column.value for column in QUANTITIES_OF_STEPS if column.name == quantity)
-        return {step.number: known for step in self.counted if (known := value(step)) is not None}
+        return {step.number: known for step in self.counted if isinstance(known := value(step), int | float)}
 
     @cached_property
     def estimates(self) -> dict[str, Estimate]:
@@ -243,7 +233,7 @@ class Run:
             yield f"{self.name}: {warning}"
 
     @property
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, object]:
         aggregates = {
             name: {"median": known.time_us, "noise": known.noise_us, "count": known.repeats}
             for name, known in self.estimates.items()
@@ -307,7 +297,7 @@ class Dataset:
 
     @property
     def machine(self) -> str:
-        return describe_machine(next((run.result.environment for run in self.runs if run.result), {}))
+        return describe_machine(next((run.result.machine for run in self.runs if run.result), Environment()))
 
 
 def read_dataset(label: str, path: Path) -> Dataset:
@@ -326,7 +316,7 @@ def read_dataset(label: str, path: Path) -> Dataset:
         if point and point.status not in ("ok", "missing"):
             warnings.append(f"{name} is left out: {point.status}: {point.why_not_ok}")
             continue
-        read = {rank: read_rank(file, path, rank) for rank, file in find_metrics(directory).items()}
+        read = {rank: telemetry.read_rank(file, path, rank) for rank, file in find_metrics(directory).items()}
         problems += [problem for _, problem in read.values() if problem]
         if by_rank := {rank: steps for rank, (steps, _) in read.items() if steps}:
             runs.append(Run(name, directory, by_rank, point))

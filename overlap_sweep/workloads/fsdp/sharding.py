@@ -131,7 +131,7 @@ def _each(*calls: Callable[[], object]) -> None:
 class _Gather(AllGather):
     def __init__(self, collectives: Collectives, memory: Allocate, limited: bool) -> None:
         self._collectives, self._memory, self._limited = collectives, memory, limited
-        self._stale: dict[tuple[Any, ...], Tensor] = {}
+        self._stale: dict[tuple[object, ...], Tensor] = {}
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:  # type: ignore[override]
         if self._collectives.mode != FLOOR:

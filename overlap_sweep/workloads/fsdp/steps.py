@@ -7,8 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle
-from statistics import mean, median
-from typing import Any
+from statistics import fmean, median
 
 import torch
 import torch.distributed as dist
@@ -178,7 +177,7 @@ class TrainingSteps:
             self._scaler.scale(loss / count).backward()
         return loss.detach()
 
-    def _autocast(self) -> AbstractContextManager[Any]:
+    def _autocast(self) -> AbstractContextManager[object]:
         if self._autocast_dtype is None:
             return nullcontext()
         return torch.autocast(self._ranks.device.type, dtype=self._autocast_dtype)
@@ -230,7 +229,7 @@ class SteadyClock:
         self._ranks.synchronize()
         lead_us = (time.perf_counter() - enqueued_s) * 1e6
         step_us = steps[-1].end.after_ns(steps[0].begin) / 1e3 / self._steps
-        self._host_us[variant].append(mean(step.host_s for step in steps) * 1e6)
+        self._host_us[variant].append(fmean(step.host_s for step in steps) * 1e6)
         self._step_us[variant].append(step_us)
         self._lead[variant].append(lead_us / step_us)
         return Turn({"step": step_us}, late=False)

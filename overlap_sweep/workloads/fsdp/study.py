@@ -1,43 +1,45 @@
 """What training steps compare: how collectives are scheduled and sharded, by the time per sample."""
 
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from overlap_sweep.declared import TRAINS_DIFFERENTLY, Role
 from overlap_sweep.report.charts import LOST, cut
 from overlap_sweep.report.charts import Key as Part
-from overlap_sweep.report.numbers import as_count, as_us, counted
+from overlap_sweep.report.numbers import as_us
 from overlap_sweep.report.section import Exhibit
+from overlap_sweep.results import verdict
 from overlap_sweep.results.comparable import Sample
-from overlap_sweep.results.estimate import NOTABLE_DRIFT, later_change
+from overlap_sweep.results.estimate import NOTABLE_DRIFT, RunNoise, estimate, later_change, normalised, pooled_none
 from overlap_sweep.results.identity import key_of
-from overlap_sweep.results.nodes import on_nodes
+from overlap_sweep.results.measured import Timing
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.provenance import cpu_only
 from overlap_sweep.results.run_directory import Result
-from overlap_sweep.results.traces import drawn_trace
-from overlap_sweep.study import Bar, CaseAnalysis, Study
+from overlap_sweep.results.traces import drawn_trace, on_nodes
+from overlap_sweep.study import Bar, Study
 from overlap_sweep.study.exhibits import EFFECTS, effects, effects_table
 from overlap_sweep.study.settings import Options
 from overlap_sweep.study.words import those_with
 from overlap_sweep.workloads.fsdp.config import Asked, Resolved
-from overlap_sweep.workloads.fsdp.result import TrainingRun
+from overlap_sweep.workloads.fsdp.result import VARIANTS, TrainingRun, hidden
 from overlap_sweep.workloads.fsdp.rows import (
     NAMING,
+    Analysis,
+    FsdpCase,
     FsdpRow,
     StepTimes,
-    compared_times,
     floor_key,
     knobs_of,
     launch_bound_variants,
     overrides,
     roles,
     those_of,
-    times_as_measured,
 )
 from overlap_sweep.workloads.fsdp.tables import ANSWERS, COMPARED, TABLE
 
@@ -52,31 +54,6 @@ _PROBLEMS = {
     "not compiled": "The layers could not be compiled (see compiled in training.csv)",
 }
 """Sentences on settings that have a note."""
-
-
-class FsdpCase(NamedTuple):
-    """What must be equal for steps to be compared; batch size, accumulation and precision may differ."""
-
-    model: str
-    sizes: str
-    """Sizes of the ranking model, in words."""
-    ranks: int
-    device: str
-    key: str
-    """Digest of all sizes, as names may be equal for different sizes."""
-    nodes: int
-    parameters: int
-
-    @property
-    def brief(self) -> str:
-        """Returns the case without sizes or device. Only the widths of the backbone layers are those of `model`."""
-        return f"ranking model (widths of {self.model}), {counted(self.ranks, 'rank')}{on_nodes(self.nodes)}"
-
-    def __str__(self) -> str:
-        return f"Training {self.brief} on {self.device}: {self.sizes}, {as_count(self.parameters)} parameters"
-
-
-Analysis = CaseAnalysis[FsdpCase, FsdpRow]
 
 
 class FsdpStudy(Study[FsdpCase, FsdpRow]):
@@ -125,10 +102,46 @@ class FsdpStudy(Study[FsdpCase, FsdpRow]):
         return roles(option)
 
     def times(self, settings: Sequence[Sequence[Point]]) -> list[StepTimes]:
-        return compared_times(settings)
+        """Returns the times of each setting's points, for all settings of a case.
+
+        A point's time can be given relative to its own floor, which was measured in turns with it: drift of the machine
+        cancels, but the floor's noise is added. Settings measured in several points show which of the two is larger:
+        relative times are used if they bring these points closer together, or if there are no such settings, since
+        drift of some percent is common. Points with a launch-bound variant take no part: their floor is the host's
+        time, and dividing by it would make the slowest host the fastest setting.
+        """
+        limited = [any(map(launch_bound_variants, points)) for points in settings]
+        works = [floor_key(points[0]) for points in settings]
+        floors: dict[Hashable, list[Timing]] = defaultdict(list)
+        for work, points in zip(works, settings, strict=True):
+            floors[work] += [_step(point)["floor"] for point in points if not launch_bound_variants(point)]
+        steps = [[_step(point) for point in points] for points in settings]
+        free = [own for own, bound in zip(steps, limited, strict=True) if len(own) > 1 and not bound]
+        as_measured, to_floor = (
+            verdict.noise_of_runs([_time(step, over_floor=way) for step in own] for own in free).share
+            for way in (False, True)
+        )
+        relative = math.isnan(as_measured) or to_floor < as_measured
+        between = verdict.noises_of_steps(
+            (
+                ([_time(step, over_floor=relative and not bound) for step in own], bound)
+                for own, bound in zip(steps, limited, strict=True)
+            ),
+            settings[0][0].config.runtime.device,
+        )
+        # A floor that no other point shares would only add its noise.
+        pools = [floors[work] if relative and len(floors[work]) > 1 else [] for work in works]
+        return [
+            _pooled(own, [] if bound else pool, between[bound])
+            for own, pool, bound in zip(steps, pools, limited, strict=True)
+        ]
 
     def times_of_point(self, point: Point) -> StepTimes:
-        return times_as_measured(point)
+        steps = _step(point)
+        step, none, floor = (
+            replace(estimate(steps[name].samples_us), time_us=steps[name].median_us) for name in VARIANTS
+        )
+        return StepTimes(step, none, floor, hidden(steps), relative=False)
 
     def to_use(self, analysis: Analysis) -> str:
         return overrides(analysis.best.options, analysis.differing)
@@ -161,7 +174,7 @@ class FsdpStudy(Study[FsdpCase, FsdpRow]):
     def more(self, analysis: Analysis) -> list[Exhibit]:
         return effects_table(self, analysis)
 
-    def report(self, analysis: Analysis) -> Mapping[str, Any]:
+    def report(self, analysis: Analysis) -> Mapping[str, object]:
         (best,) = self.answers.records([analysis])
         return {
             "best": {**best, "knobs": analysis.best.options},
@@ -169,7 +182,7 @@ class FsdpStudy(Study[FsdpCase, FsdpRow]):
             "knobs": EFFECTS.records(effects(self, analysis)),
         }
 
-    def report_of_row(self, row: FsdpRow) -> Mapping[str, Any]:
+    def report_of_row(self, row: FsdpRow) -> Mapping[str, object]:
         return {"knobs": row.options}
 
     def samples(self, result: Result) -> dict[str, Sample]:
@@ -237,6 +250,25 @@ def _drift(analysis: Analysis) -> Iterator[str]:
     worst = max((later_change(alike) for alike in times_us.values() if len(alike) > 1), key=abs, default=0.0)
     if abs(worst) >= NOTABLE_DRIFT:
         yield f"Baselines drifted: the floor changed by up to {worst:+.0%} during the sweep."
+
+
+def _pooled(steps: Sequence[dict[str, Timing]], floors: Sequence[Timing], between: RunNoise) -> StepTimes:
+    if floors:
+        floor = pooled_none(floors)
+        step, none = (normalised([(one[name], one["floor"]) for one in steps], floor) for name in ("point", "none"))
+    else:
+        step, none, floor = (pooled_none([one[name] for one in steps]) for name in VARIANTS)
+    level_us = floor.time_us if floors else 1.0
+    runs_us = [level_us * _time(one, over_floor=bool(floors)) for one in steps]
+    return StepTimes(between.over_runs(step, runs_us), none, floor, hidden(*steps), relative=bool(floors))
+
+
+def _step(point: Point) -> dict[str, Timing]:
+    return point.measured_as(TrainingRun).step
+
+
+def _time(step: Mapping[str, Timing], *, over_floor: bool) -> float:
+    return step["point"].median_us / (step["floor"].median_us if over_floor else 1.0)
 
 
 STUDY = FsdpStudy()

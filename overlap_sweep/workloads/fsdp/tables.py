@@ -11,48 +11,25 @@ arXiv:1910.02054, section 7).
 from collections.abc import Callable
 from dataclasses import replace
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from overlap_sweep.report import table
 from overlap_sweep.report.diagnosis import NODES
-from overlap_sweep.report.numbers import as_loss, as_us
-from overlap_sweep.report.table import (
-    DEVICE,
-    DIRECTORY,
-    ERROR,
-    MODEL,
-    POINT,
-    PRECISION,
-    STATUS,
-    Column,
-    Kind,
-    PointRow,
-    Table,
-    asked,
-    attribute,
-    points_table,
-    through,
-)
-from overlap_sweep.study import CaseAnalysis
-from overlap_sweep.study.section import (
-    CHOSEN,
-    NOTE,
-    RUNS,
-    case_columns,
-    decision_columns,
-    setting,
-    setting_of_point,
-)
+from overlap_sweep.report.numbers import as_loss
+from overlap_sweep.report.table import Column, Kind, PointRow, Table, asked, attribute, points_table, through
+from overlap_sweep.results.measured import Scalar
+from overlap_sweep.study import section
 from overlap_sweep.study.settings import Options, value_in_words
 from overlap_sweep.workloads.fsdp.config import Asked, Resolved
-from overlap_sweep.workloads.fsdp.rows import NAMING, FsdpRow, knobs_of, overrides
+from overlap_sweep.workloads.fsdp.rows import NAMING, Analysis, FsdpRow, knobs_of, overrides
 
-A = Column[CaseAnalysis[Any, FsdpRow]]
+A = Column[Analysis]
 C = Column[FsdpRow]
 K = Column[Options]
 
 
-def _knob(name: str, kind: Kind, path: str, read: Callable[[Any], Any] = lambda value: value, **more: Any) -> K:
-    return K(name, lambda options: read(options[path]), f"Value of the option {path}.", kind, **more)
+def _knob(name: str, kind: Kind, path: str, read: Callable[[Scalar], Scalar] = lambda value: value) -> K:
+    return K(name, lambda options: read(options[path]), f"Value of the option {path}.", kind)
 
 
 STRATEGY = _knob("strategy", "text", "distributed.strategy")
@@ -63,7 +40,7 @@ KNOBS = (
         "Number of options that are not at their defaults.",
         "count",
     ),
-    _knob("batch_size", "count", "training.batch_size", header="batch", show=str, dropped=1),
+    replace(_knob("batch_size", "count", "training.batch_size"), header="batch", show=str, dropped=1),
     _knob("gradient_accumulation", "count", "training.gradient_accumulation"),
     _knob("forward_prefetch", "count", "fsdp.forward_prefetch", lambda value: None if value is None else int(value)),
     _knob("backward_prefetch", "text", "fsdp.backward_prefetch", value_in_words),
@@ -79,10 +56,6 @@ KNOBS = (
     _knob("compile", "flag", "compile.enabled"),
 )
 """Options with their own columns; the others are in `setting`."""
-
-
-def _us(name: str, about: str, header: str, read: str = "", **more: Any) -> C:
-    return attribute(name, about, read=read, header=header, show=as_us, **more)
 
 
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -168,8 +141,8 @@ TRAFFIC = (
 )
 
 TIMES = (
-    _us("time_us", "Time of one training step: median of the steps, of the slowest rank.", "time us"),
-    _us("noise_us", "", "noise us", "step.noise_us", dropped=5, queried=True),
+    attribute("time_us", "Time of one training step: median of the steps, of the slowest rank.", header="time us"),
+    attribute("noise_us", read="step.noise_us", header="noise us", dropped=5, queried=True),
 )
 OF_POINTS = (
     C("q1_us", lambda row: row.run.step["point"].q1_us),
@@ -177,9 +150,11 @@ OF_POINTS = (
     C("repeats", lambda row: len(row.run.step["point"].samples_us), kind="count"),
 )
 MEASURED = (
-    _us("none_us", "Time of the same step with no overlap: each collective runs alone on the GPU.", "none us"),
-    _us("floor_us", "Time of the same step without communication.", "floor us"),
-    _us("host_us", "", "host us", dropped=3),
+    attribute(
+        "none_us", "Time of the same step with no overlap: each collective runs alone on the GPU.", header="none us"
+    ),
+    attribute("floor_us", "Time of the same step without communication.", header="floor us"),
+    attribute("host_us", header="host us", dropped=3),
     attribute("speedup", header="speedup", show="{:.2f}x".format, high_first=True),
     C(
         "hidden_fraction",
@@ -237,40 +212,36 @@ TABLE = points_table(
     "training",
     "one row per point",
     (
-        POINT,
-        DIRECTORY,
-        replace(MODEL, dropped=1),
+        replace(table.MODEL, dropped=1),
         asked("ranks", "distributed", "dp_size", kind="count", header="ranks"),
         NODES,
-        DEVICE,
+        table.DEVICE,
         through(STRATEGY, _options),
-        replace(PRECISION, dropped=1),
-        setting_of_point(lambda point: NAMING.in_words(knobs_of(point.config_as(Asked)))),
+        replace(table.PRECISION, dropped=1),
+        section.setting_of_point(lambda point: NAMING.in_words(knobs_of(point.config_as(Asked)))),
         *(through(column, _options) for column in KNOBS),
-        STATUS,
-        ERROR,
     ),
-    (*TIMES, *OF_POINTS, *MEASURED, CHOSEN, NOTE),
+    (*TIMES, *OF_POINTS, *MEASURED, section.CHOSEN, section.NOTE),
 )
-OF_RUNS = (replace(RUNS, usual=1), *TIMES, *MEASURED)
+OF_RUNS = (replace(section.RUNS, usual=1), *TIMES, *MEASURED)
 COMPARED: Table[FsdpRow] = Table(
     "training",
     "one row per setting",
     (
-        setting(),
+        section.setting(),
         attribute("precision", kind="text", read="config.precision"),
         *(through(column, attrgetter("options"), header="") for column in (STRATEGY, *KNOBS)),
         *OF_RUNS,
-        NOTE,
+        section.NOTE,
     ),
 )
 GAIN = "samples_per_s over that of the reference, minus 1."
-REFERENCE, *_, PROVEN, REASON = decision_columns("the setting with the fewest changed options")
-ANSWERS: Table[CaseAnalysis[Any, FsdpRow]] = Table(
+REFERENCE, *_, PROVEN, REASON = section.decision_columns("the setting with the fewest changed options")
+ANSWERS: Table[Analysis] = Table(
     "training",
     "one row per model, ranks, nodes and device: the best setting",
     (
-        *case_columns(("model", "device"), ("ranks", "nodes")),
+        *section.case_columns(("model", "device"), ("ranks", "nodes")),
         through(STRATEGY, attrgetter("best.options")),
         attribute("precision", kind="text", read="best.config.precision"),
         attribute("setting", kind="text", read="best.setting"),

@@ -1,38 +1,13 @@
 """The user's own training command: which of its settings is fastest, and why."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from overlap_sweep.errors import UserError
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
-from overlap_sweep.workloads import Here, Sample, Searchable, Workers, Workload
+from overlap_sweep.workloads import Searchable, Workers, Workload, run_of
 from overlap_sweep.workloads.job import command
 from overlap_sweep.workloads.job.config import Config, Resolved
-
-if TYPE_CHECKING:
-    from overlap_sweep.results.run_directory import Result
-
-
-def complete(config: Config) -> dict[str, Any]:
-    """Returns the point with the contents of its files, without unused options. UserError if it makes no sense."""
-    if config.backend != "auto":
-        raise UserError(f"backend={config.backend}: workload=job has no backends; leave it out.")
-    return as_measured(config) | command.completed(config)
-
-
-def as_measured(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the composed point with what is the same for every job."""
-    model = {"name": command.script_name(config)}
-    return {**config, "model": model, "backend": "job", "precision": None, "tp_size": 1}
-
-
-def _run(point: Resolved, directory: Path, here: Here) -> dict[str, Any]:
-    from overlap_sweep.workloads.job.run import run
-
-    return run(point, directory, here)
+from overlap_sweep.workloads.job.result import sample
 
 
 def _overlap_configs(point: Resolved) -> dict[str, OverlapConfig]:
@@ -43,13 +18,7 @@ def _workers(point: Resolved, directory: Path) -> Workers:
     return Workers(max_connections=None, environment=command.environment(point, directory))
 
 
-def _sample(result: Result) -> Sample:
-    from overlap_sweep.workloads.job.result import sample
-
-    return sample(result)
-
-
-def _cost(point: Resolved) -> tuple[Any, ...]:
+def _cost(point: Resolved) -> tuple[object, ...]:
     """Returns what a job's duration depends on: also its settings, one of which may compile for minutes."""
     job = point.job
     settings = (str(sorted(given.items())) for given in (job.values, job.env))
@@ -63,9 +32,9 @@ def _words(config: Config, overrides: Sequence[str]) -> list[str]:
 WORKLOAD = Workload(
     name="job",
     package=__name__,
-    complete=complete,
+    complete=command.complete,
     refusal=command.refusal,
-    run_here=_run,
+    run_here=run_of(__name__),
     overlap_configs=_overlap_configs,
     subject=lambda point: "job",
     words=_words,
@@ -76,7 +45,7 @@ WORKLOAD = Workload(
     cost=_cost,
     workers=_workers,
     searchable=Searchable(
-        sample=_sample,
+        sample=sample,
         same_point=command.same_point,
         options=("job.values.", "job.env."),
         example="+job.values.bucket=25,100",

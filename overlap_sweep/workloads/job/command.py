@@ -11,24 +11,19 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path, PurePath
-from typing import Any
 
 from overlap_sweep.config import Runtime
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import overlap_cfg
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.recorder.recording import ATTACH, RECORD_VARIABLE
+from overlap_sweep.results.identity import NO_MULTICAST
+from overlap_sweep.results.measured import Scalar
 from overlap_sweep.results.run_directory import settings_file
 from overlap_sweep.workloads.job.config import Config, Job, Resolved
-from overlap_sweep.workloads.job.output import check_metric
+from overlap_sweep.workloads.job.output import AMOUNTS, check_metric
 from overlap_sweep.workloads.job.template import Filling, filled, placeholders, split
 
-MULTICAST = (
-    *("UB_SKIPMC", "NCCL_NVLS_ENABLE", "TORCH_SYMM_MEM_DISABLE_MULTICAST", "NVSHMEM_DISABLE_NVLS"),
-    "CUBLASMP_DISABLE_MULTICAST",
-)
-"""Variables that runtime.multicast sets."""
-AMOUNTS = ("samples_per_step", "tokens_per_step")
 _TEMPLATES = ("command", "directory", *AMOUNTS)
 _OWN = ("ranks", "repetition", "run", "nodes", "ranks_per_node", "node", "host", "port")
 """Placeholders that are no values."""
@@ -59,9 +54,10 @@ ALONE = Place()
 """Place in whose words commands are checked and compared: host and port make no other point."""
 
 
-def completed(config: Config) -> dict[str, Any]:
-    """Returns what a point adds to the configured job: the contents of the files that it depends on, and what its
-    options come to. UserError if the command cannot be understood."""
+def complete(config: Config) -> dict[str, object]:
+    """Returns the point with the contents of its files, without unused options. UserError if it makes no sense."""
+    if config.backend != "auto":
+        raise UserError(f"backend={config.backend}: workload=job has no backends; leave it out.")
     _check_names(config)
     check_metric(config.job)
     overlap, run = _overlap_config(config), Path("run")
@@ -72,8 +68,8 @@ def completed(config: Config) -> dict[str, Any]:
         amount(config, option)
     job = asdict(config.job) | {"files": _files(config)}
     if config.profile == "none":
-        job["profile_steps"] = 0
-    return {"job": job, "overlap_cfg": overlap}
+        job |= {"profile_steps": 0}
+    return {**as_measured(config), "job": job, "overlap_cfg": overlap}
 
 
 def refusal(point: Resolved) -> str | None:
@@ -115,11 +111,12 @@ def working_folder(point: Config, directory: Path, place: Place = ALONE) -> Path
 
 def environment(point: Config, directory: Path, place: Place = ALONE) -> dict[str, str]:
     """Returns the variables that the point sets for the command."""
-    texts = fillings(point, directory, place)
+    return _variables(point.job, fillings(point, directory, place))
+
+
+def _variables(job: Job, texts: Mapping[str, Filling]) -> dict[str, str]:
     return {
-        name: filled(in_words(value), texts, f"job.env.{name}")
-        for name, value in point.job.env.items()
-        if value is not None
+        name: filled(in_words(value), texts, f"job.env.{name}") for name, value in job.env.items() if value is not None
     }
 
 
@@ -181,7 +178,7 @@ def fillings(point: Config, directory: Path, place: Place = ALONE) -> dict[str, 
     return found
 
 
-def in_words(value: Any) -> str:
+def in_words(value: Scalar) -> str:
     """Returns a value as it is typed on a command line; null is empty."""
     return str(value).lower() if isinstance(value, bool) else "" if value is None else str(value)
 
@@ -197,7 +194,7 @@ def _megatron_values(job: Job) -> list[str]:
     return [name for name in job.values if name + _MEGATRON in used]
 
 
-def _overlap_config(config: Config) -> dict[str, Any] | None:
+def _overlap_config(config: Config) -> dict[str, object] | None:
     """Returns slots and switches of the tp_comm_overlap_cfg that a value names; None if it names none, or one that
     keeps overlap off. UserError if the file is not one, or there are several values."""
     job, names = config.job, _megatron_values(config.job)
@@ -230,7 +227,7 @@ def _check_names(config: Config) -> None:
             if isinstance(value, list | tuple):
                 raise UserError(f"{key}={list(value)} is not a single value; quote it: +{key}='\"[a,b]\"'.")
     for name in config.job.env:
-        if name in MULTICAST:
+        if name in NO_MULTICAST:
             raise UserError(f"job.env.{name}: give runtime.multicast=true instead, or leave it out.")
         if name == RECORD_VARIABLE:
             raise UserError(f"job.env.{name} is set by launch.py itself; give job.steps and the like instead.")
@@ -268,15 +265,23 @@ def _digest(path: Path, size: int, changed_ns: int) -> str:
         raise UserError(f"{path} cannot be read ({error.strerror}); make it readable.") from None
 
 
-def script_name(config: Mapping[str, Any]) -> str:
+def as_measured(config: Config) -> dict[str, object]:
+    """Returns the composed point with what is the same for every job."""
+    model = {"name": script_name(config)}
+    return {**config, "model": model, "backend": "job", "precision": None, "tp_size": 1}
+
+
+def script_name(config: Config) -> str:
     """Returns a short name of what the configured command runs: the script without its folder, or the program. Of any
     configuration, since a run directory gets its name before its options are checked."""
-    job = Job(**{name: config["job"][name] for name in (*_TEMPLATES, "ranks", "values", "env")})
-    runtime = Runtime(nodes=config["runtime"]["nodes"])
+    # By name, since `values` of OmegaConf's mappings is a method.
+    given = config["job"]
+    job = Job(**{name: given[name] for name in (*_TEMPLATES, "ranks", "values", "env")})
+    runtime = Runtime(nodes=config.runtime.nodes)
     try:
-        words = arguments(Config(job=job, runtime=runtime, repetition=config["repetition"]), Path("run"))
+        words = arguments(Config(job=job, runtime=runtime, repetition=config.repetition), Path("run"))
     except UserError:
-        # `completed` says so.
+        # `complete` says so.
         words = str(job.command).split()
     return PurePath(_script(words) or words[0]).name if words else "job"
 
@@ -312,9 +317,7 @@ def command_line(point: Resolved) -> str:
     elif any("run" in placeholders(one) for one in (job.command, *map(in_words, job.env.values()))):
         first += ["mkdir", "-p", "run", "&&"]
     variables = {} if connections is None else {"CUDA_DEVICE_MAX_CONNECTIONS": str(connections)}
-    variables |= {
-        name: filled(in_words(value), texts, f"job.env.{name}") for name, value in job.env.items() if value is not None
-    }
+    variables |= _variables(job, texts)
     assigned = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
     return " ".join([*first, *assigned, shlex.join(split(job.command, texts, "job.command"))])
 

@@ -32,7 +32,8 @@ _SAID = re.compile(
 )
 """Lines of argparse and us, of Python about a module, and of torchrun about a signal; SIGTERM is its own."""
 
-_AMOUNTS = ("samples", "tokens")
+AMOUNTS = ("samples_per_step", "tokens_per_step")
+"""Options with the work of a step, which a metric's group may name: `samples`, `tokens`."""
 _COLOURS = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
 _SOURCE = re.compile(r"\s*\[(?:rank|default)(\d+)\]:")
 """What torchrun puts in front of a rank's lines."""
@@ -109,7 +110,7 @@ def check_metric(job: Job) -> None:
             f"job.metric={job.metric} has {metric.groups} groups; put brackets around the number only: "
             "'tps: ([0-9.]+)'."
         )
-    given = [f"job.{name}_per_step" for name in _AMOUNTS if getattr(job, f"{name}_per_step") is not None]
+    given = [f"job.{name}" for name in _given_amounts(job)]
     if job.metric_is == "rate" and len(given) > 1 and not amount_of(job):
         raise UserError(
             f"job.metric={job.metric} may be a rate of samples or of tokens; name its group (?P<samples>...) or "
@@ -120,9 +121,13 @@ def check_metric(job: Job) -> None:
 def amount_of(job: Job) -> str | None:
     """Returns the option with the work per step that a rate counts; None if it is not given."""
     assert job.metric
-    given = [name for name in _AMOUNTS if getattr(job, f"{name}_per_step") is not None]
-    found = [name for name in _AMOUNTS if name in re.compile(job.metric).groupindex] or given
-    return f"{found[0]}_per_step" if len(found) == 1 and found[0] in given else None
+    given, named = _given_amounts(job), re.compile(job.metric).groupindex
+    found = [name for name in AMOUNTS if name.removesuffix("_per_step") in named] or given
+    return found[0] if len(found) == 1 and found[0] in given else None
+
+
+def _given_amounts(job: Job) -> list[str]:
+    return [name for name in AMOUNTS if getattr(job, name) is not None]
 
 
 class _Number(NamedTuple):

@@ -1,18 +1,19 @@
 """Measurements of a point of workload=job: the steps of the user's own command."""
 
-from collections.abc import Mapping
 from statistics import fmean
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 
+from overlap_sweep.config import PointConfig
 from overlap_sweep.declared import Count, Gb, Name, Us
 from overlap_sweep.errors import UserError
 from overlap_sweep.report.numbers import as_rate
 from overlap_sweep.results.measured import Measured, Timing
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.workloads import Sample
-from overlap_sweep.workloads.job.config import Resolved
+from overlap_sweep.workloads.job.command import as_measured, command_line
+from overlap_sweep.workloads.job.config import Config, Resolved
 
 _MOST = 1000
 _Amount = Annotated[float, msgspec.Meta(gt=0, lt=1e18)]
@@ -69,17 +70,14 @@ class JobRun(Measured, kw_only=True, tag="job"):
     """The first finding of each cause, the most worthwhile cause first."""
 
     def check(self, result: Result) -> None:
-        from overlap_sweep.workloads.job.command import command_line
-
         try:
             command_line(result.point_as(Resolved))
         except UserError as error:
             raise ValueError(str(error)) from None
 
     @classmethod
-    def as_asked(cls, config: Mapping[str, Any]) -> dict[str, Any]:
-        from overlap_sweep.workloads.job import as_measured
-
+    def as_asked(cls, config: PointConfig) -> dict[str, object]:
+        assert isinstance(config, Config)
         return as_measured(config)
 
     @property

@@ -4,20 +4,18 @@ each setting, pooled over its runs, with the noise between runs."""
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import PurePath
-from typing import Any
+from typing import NamedTuple
 
-from overlap_sweep.report.numbers import as_us, shortened
-from overlap_sweep.results import verdict
-from overlap_sweep.results.estimate import Estimate, estimate
-from overlap_sweep.results.identity import key_of
-from overlap_sweep.results.points import Point
-from overlap_sweep.study import SettingRow
+from overlap_sweep.report.numbers import as_us, counted, shortened
+from overlap_sweep.results.measured import Scalar
+from overlap_sweep.results.traces import on_nodes
+from overlap_sweep.study import CaseAnalysis, SettingRow, Times
 from overlap_sweep.study.settings import Naming, Options
 from overlap_sweep.workloads.job.command import in_words
-from overlap_sweep.workloads.job.config import Resolved, ResolvedJob
+from overlap_sweep.workloads.job.config import Resolved
 from overlap_sweep.workloads.job.result import FoundCause, JobRun, rate_in_words
 
 VALUES, VARIABLES = "job.values.", "job.env."
@@ -35,18 +33,6 @@ def options_of(config: Resolved) -> Options:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def identity(config: Resolved) -> str:
-    """Returns a key that is equal for points with the same setting, contents of files included."""
-    job, options = config.job, {name: repr(value) for name, value in options_of(config).items()}
-    named = {name: digest for name, digest in job.files.items() if name in job.values.values()}
-    return key_of({"options": options, "overlap_cfg": config["overlap_cfg"], "files": named})
-
-
-def script_digest(job: ResolvedJob) -> str:
-    """Returns a digest of the script's content; empty if it is unknown, or if a value names the script."""
-    return ", ".join(digest for name, digest in job.files.items() if name not in job.values.values())
-
-
 def script_of(config: Resolved) -> str:
     """Returns a short name of what the command runs, or the placeholder of the value that names it."""
     name, values = config.model.name, config.job.values.items()
@@ -59,7 +45,7 @@ def _brief(name: str) -> str:
     return name
 
 
-def _value(value: Any) -> str:
+def _value(value: Scalar) -> str:
     text = in_words(value)
     # Of a file its name is enough: settings that are called the same are numbered.
     is_path = "/" in text and len(text.split()) == 1
@@ -69,11 +55,36 @@ def _value(value: Any) -> str:
 NAMING = Naming(brief=_brief, value=_value)
 
 
+class JobCase(NamedTuple):
+    """What must be equal for jobs to be compared; the values in the command and its environment may differ."""
+
+    script: str
+    ranks: int
+    device: str
+    command: str
+    """The command line as configured, with its placeholders."""
+    directory: str
+    content: str
+    """Digest of the script; empty if it is unknown, or if a value names the script."""
+    optimizer_steps: int | None
+    metric: str | None
+    metric_is: str
+    unit: str
+    """The metric's name if times are those of a unit of it."""
+    nodes: int
+
+    @property
+    def brief(self) -> str:
+        return f"{self.script}, {counted(self.ranks, 'rank')}{on_nodes(self.nodes)}"
+
+    def __str__(self) -> str:
+        return f"{self.brief} on {self.device}"
+
+
 @dataclass(frozen=True)
-class JobTimes:
+class JobTimes(Times):
     """The time of a step: mean of the runs, with the noise between them; NaN if no setting of the case was repeated."""
 
-    step: Estimate
     between_runs_us: float | None
     """Standard deviation of the runs' means; None with one run."""
 
@@ -167,29 +178,7 @@ class JobRow(SettingRow[JobTimes]):
         return {"launch-bound": self.launch_bound, "not profiled": wanted and self.profiled_us is None}
 
 
-def times_of(settings: Sequence[Sequence[Point]]) -> list[JobTimes]:
-    """Returns the times of each setting's runs, with the noise between the runs of all."""
-    means_us = [_means_us(points) for points in settings]
-    between = verdict.noise_of_runs(means_us)
-    return [
-        JobTimes(between.over_runs(pooled(points), means), statistics.stdev(means) if len(means) > 1 else None)
-        for points, means in zip(settings, means_us, strict=True)
-    ]
-
-
-def pooled(points: Sequence[Point]) -> Estimate:
-    """Returns the time of all runs, with the noise of their steps, without that between runs."""
-    means_us = _means_us(points)
-    time_us = statistics.fmean(means_us)
-    scaled = [
-        [sample * time_us / mean_us for sample in point.measured_as(JobRun).step.samples_us]
-        for point, mean_us in zip(points, means_us, strict=True)
-    ]
-    return replace(estimate(*scaled, by_mean=True), time_us=time_us)
-
-
-def _means_us(points: Iterable[Point]) -> list[float]:
-    return [point.measured_as(JobRun).mean_us for point in points]
+Analysis = CaseAnalysis[JobCase, JobRow]
 
 
 def _common(values: Sequence[float | None]) -> float | None:

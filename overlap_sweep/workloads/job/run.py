@@ -8,20 +8,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from overlap_sweep.errors import PointFailed, UserError
-from overlap_sweep.recorder.recording import (
-    ATTACH,
-    LEAST_STEPS,
-    RECORDER_FILE,
-    STEPS_FILE,
-    Recording,
-    Wanted,
-    read_recordings,
-    reason_not_to_record,
-    recording_file,
-)
+from overlap_sweep.recorder import recording
 from overlap_sweep.report.numbers import some_of
 from overlap_sweep.results.run_directory import LOG_FILE
 from overlap_sweep.workloads import Here
@@ -46,13 +35,15 @@ DEEPEST = 4
 
 Listing = dict[str, tuple[int, int]]
 """Size and time of change of each file, by its path in the working folder."""
-_UNREACHED = f"put -m {ATTACH} in front of the script if it ignores PYTHONPATH, as python -I and containers do"
+_UNREACHED = (
+    f"put -m {recording.ATTACH} in front of the script if it ignores PYTHONPATH, as python -I and containers do"
+)
 
 
-def run(point: Resolved, directory: Path, here: Here) -> dict[str, Any]:
+def run(point: Resolved, directory: Path, here: Here) -> dict[str, object]:
     """Returns the measured fields of the point's Result, or raises PointFailed. No process of the command is left."""
     asked = {name: getattr(point.job, name) for name in ("skip_steps", "steps", "profile_steps", "optimizer_steps")}
-    wanted = Wanted(directory=str(directory.resolve()), **asked)
+    wanted = recording.Wanted(directory=str(directory.resolve()), **asked)
     command.link_handed(point, directory)
     folder = command.working_folder(point, directory)
     before = _snapshots(folder, directory)
@@ -66,8 +57,7 @@ def run(point: Resolved, directory: Path, here: Here) -> dict[str, Any]:
             for node, processes in running.left.items()
         ),
     ]
-    fields = fields_of(point, directory, watched.recordings, watched.output)
-    return {**fields, "warnings": warnings + fields["warnings"]}
+    return fields_of(point, directory, watched.recordings, watched.output, warnings)
 
 
 def _snapshots(folder: Path, directory: Path) -> Listing:
@@ -122,7 +112,7 @@ class Watched:
         self._asks_anew = point.nodes > 1
         self._asked_s = -math.inf
         self._since_s: dict[str, float] = {}
-        self.recordings: list[Recording] = []
+        self.recordings: list[recording.Recording] = []
         self.output = Output(self._job, log_starts) if self._job.metric else None
 
     def until_measured(self, running: RunningOnNodes, limit_s: float) -> None:
@@ -160,11 +150,11 @@ class Watched:
             probe = self._directory / ".asked"
             probe.touch()
             probe.unlink()
-        if not self.output and (reason := reason_not_to_record(self._directory)):
+        if not self.output and (reason := recording.reason_not_to_record(self._directory)):
             raise PointFailed(f"nothing is recorded: {reason}", final=True)
-        if len(list(self._directory.glob(recording_file("*")))) > len(self.recordings):  # type: ignore[arg-type]
+        if len(list(self._directory.glob(recording.recording_file("*")))) > len(self.recordings):
             try:
-                self.recordings = read_recordings(self._directory)
+                self.recordings = recording.read_recordings(self._directory)
             except UserError as error:
                 raise PointFailed(str(error)) from None
             started = self.recordings[0].world_size
@@ -196,7 +186,7 @@ class Watched:
         their recordings would come late: the metric is not given up for them."""
         if not self.output or self._is_recorded:
             return self._is_recorded and (not self.output or self._is_printed)
-        comes = (self._directory / STEPS_FILE).exists()
+        comes = (self._directory / recording.STEPS_FILE).exists()
         return self._is_printed and (not comes or printed_s > max(SETTLE_S, running_s - printed_s))
 
     def _too_late(self, limit_s: float) -> str:
@@ -239,7 +229,7 @@ class Watched:
                 final=True,
             )
         timed = max(self.output.count - skip, 0) if self.output else min(len(one.host_us) for one in self.recordings)
-        if timed < LEAST_STEPS:
+        if timed < recording.LEAST_STEPS:
             what = "numbers of job.metric" if self.output else "timed steps"
             problems = (problem for one in self.recordings for problem in one.problems)
             more = f"Let the command run for more steps, or lower job.skip_steps={skip}."
@@ -248,4 +238,4 @@ class Watched:
     @property
     def _is_reached(self) -> bool:
         """Returns whether a process of the command has the recorder, as far as is known."""
-        return any((self._directory / name).exists() for name in (RECORDER_FILE, STEPS_FILE))
+        return any((self._directory / name).exists() for name in (recording.RECORDER_FILE, recording.STEPS_FILE))

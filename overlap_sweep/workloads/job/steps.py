@@ -12,10 +12,10 @@ from overlap_sweep.recorder.recording import Recording
 from overlap_sweep.report.diagnosis import lost
 from overlap_sweep.report.numbers import some_of
 from overlap_sweep.results.measured import summarise
-from overlap_sweep.results.nodes import ranks_of_each
+from overlap_sweep.results.traces import ranks_of_each
 from overlap_sweep.workloads.job import command
 from overlap_sweep.workloads.job.config import Resolved
-from overlap_sweep.workloads.job.output import Output, amount_of
+from overlap_sweep.workloads.job.output import AMOUNTS, Output, amount_of
 from overlap_sweep.workloads.job.result import FoundCause, GroupExposure, JobRun
 
 if TYPE_CHECKING:
@@ -27,10 +27,11 @@ HOST_BOUND = 0.1
 
 
 def fields_of(
-    point: Resolved, directory: Path, recordings: Sequence[Recording], output: Output | None
-) -> dict[str, Any]:
+    point: Resolved, directory: Path, recordings: Sequence[Recording], output: Output | None, warnings: Sequence[str]
+) -> dict[str, object]:
+    """Returns the measured fields of the point's Result, with further warnings after those that are given."""
     job = point.job
-    amounts = {name: command.amount(point, name) for name in ("samples_per_step", "tokens_per_step")}
+    amounts = {name: command.amount(point, name) for name in AMOUNTS}
     unit, timed_by = "", "metric"
     if output:
         times_us = output.times_us()
@@ -57,7 +58,7 @@ def fields_of(
         "objective_us": measured.mean_us / measured.amount,
         "launch_bound": is_launch_bound(measured),
         "traces": traces,
-        "warnings": [*_warnings(point, recordings, len(times_us), traces), *trace_warnings],
+        "warnings": [*warnings, *_warnings(point, recordings, len(times_us), traces), *trace_warnings],
         "environment": recordings[0].environment if recordings else {},
     }
 

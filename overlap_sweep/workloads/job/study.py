@@ -1,19 +1,22 @@
 """What jobs compare: the settings of the user's own command, by the time of its steps."""
 
+import statistics
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from overlap_sweep.report.charts import Key as Part
 from overlap_sweep.report.numbers import as_percent, as_us, counted, some_of
 from overlap_sweep.report.section import Exhibit
+from overlap_sweep.results import verdict
 from overlap_sweep.results.comparable import Key, Sample
-from overlap_sweep.results.nodes import on_nodes
+from overlap_sweep.results.estimate import Estimate, estimate, standard_deviation
+from overlap_sweep.results.identity import NO_MULTICAST, key_of
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.provenance import different_environments
 from overlap_sweep.results.run_directory import Result
-from overlap_sweep.results.traces import drawn_trace
-from overlap_sweep.study import STEP, Bar, CaseAnalysis, Study
+from overlap_sweep.results.traces import drawn_trace, on_nodes
+from overlap_sweep.study import STEP, Bar, Study
 from overlap_sweep.study.exhibits import sides
 from overlap_sweep.study.settings import Options
 from overlap_sweep.workloads.job import command
@@ -24,48 +27,17 @@ from overlap_sweep.workloads.job.rows import (
     MULTICAST,
     NAMING,
     VARIABLES,
+    Analysis,
+    JobCase,
     JobRow,
     JobTimes,
-    identity,
     options_of,
-    pooled,
-    script_digest,
     script_of,
-    times_of,
 )
 from overlap_sweep.workloads.job.tables import ANSWERS, COMPARED, TABLE, findings
 
 UNEVEN = 0.05
 """Share by which the mean exceeds the median from which on steps are said to vary."""
-
-
-class JobCase(NamedTuple):
-    """What must be equal for jobs to be compared; the values in the command and its environment may differ."""
-
-    script: str
-    ranks: int
-    device: str
-    command: str
-    """The command line as configured, with its placeholders."""
-    directory: str
-    content: str
-    """Digest of the script."""
-    optimizer_steps: int | None
-    metric: str | None
-    metric_is: str
-    unit: str
-    """The metric's name if times are those of a unit of it."""
-    nodes: int
-
-    @property
-    def brief(self) -> str:
-        return f"{self.script}, {counted(self.ranks, 'rank')}{on_nodes(self.nodes)}"
-
-    def __str__(self) -> str:
-        return f"{self.brief} on {self.device}"
-
-
-Analysis = CaseAnalysis[JobCase, JobRow]
 
 
 class JobStudy(Study[JobCase, JobRow]):
@@ -101,7 +73,7 @@ class JobStudy(Study[JobCase, JobRow]):
             device=point.case.device,
             command=job.command,
             directory=job.directory,
-            content=script_digest(job),
+            content=", ".join(digest for name, digest in job.files.items() if name not in job.values.values()),
             optimizer_steps=job.optimizer_steps,
             metric=job.metric,
             metric_is=job.metric_is,
@@ -109,20 +81,30 @@ class JobStudy(Study[JobCase, JobRow]):
             nodes=point.case.nodes,
         )
 
-    def order(self, case: JobCase) -> Any:
+    def order(self, case: JobCase) -> tuple[object, ...]:
         return case.script, case.ranks, *map(str, case)
 
     def options(self, point: Point) -> Options:
         return options_of(point.config_as(Resolved))
 
     def identity(self, point: Point) -> Hashable:
-        return identity(point.config_as(Resolved))
+        config = point.config_as(Resolved)
+        options = {name: repr(value) for name, value in self.options(point).items()}
+        # Contents of files included.
+        overlap_cfg = config.overlap_cfg and asdict(config.overlap_cfg)
+        named = {name: digest for name, digest in config.job.files.items() if name in config.job.values.values()}
+        return key_of({"options": options, "overlap_cfg": overlap_cfg, "files": named})
 
     def times(self, settings: Sequence[Sequence[Point]]) -> list[JobTimes]:
-        return times_of(settings)
+        means_us = [_means_us(points) for points in settings]
+        between = verdict.noise_of_runs(means_us)
+        return [
+            JobTimes(between.over_runs(_pooled(points), means), standard_deviation(means) if len(means) > 1 else None)
+            for points, means in zip(settings, means_us, strict=True)
+        ]
 
     def times_of_point(self, point: Point) -> JobTimes:
-        return JobTimes(pooled([point]), None)
+        return JobTimes(_pooled([point]), None)
 
     def to_use(self, analysis: Analysis) -> str:
         return command.command_line(analysis.best.points[0].config_as(Resolved))
@@ -134,13 +116,44 @@ class JobStudy(Study[JobCase, JobRow]):
         if known:
             yield f"Exposed communication, of a profiled step: {'; '.join(known)}."
 
-    def cautions(self, analysis: Analysis) -> Iterable[str]:
-        return _cautions(analysis)
+    def cautions(self, analysis: Analysis) -> Iterator[str]:
+        rows, work = analysis.rows, analysis.work
+        unknown = [row.setting for row in rows if not row.samples_per_step]
+        if work == STEP and any(row.samples_per_step or row.tokens_per_step for row in rows):
+            yield (
+                f"The samples of a step are unknown for {some_of(unknown, separator='; ')}, so settings are compared "
+                "by the time of a step; give job.samples_per_step to all."
+            )
+        amounts = {row.amounts.get(work) for row in rows}
+        if work != STEP and len(amounts) > 1:
+            differing = some_of(f"{amount:,.6g}" for amount in sorted(filter(None, amounts)))
+            yield f"Settings differ in {work}s per step ({differing}): they train differently, so compare their losses."
+        if len({row.calls_per_step for row in rows if row.calls_per_step}) > 1:
+            calls = some_of(f"{row.calls_per_step} with {row.setting}" for row in rows if row.calls_per_step)
+            yield (
+                f"Steps have different numbers of optimizer calls ({calls}), so they may not be the same work; set "
+                "job.optimizer_steps."
+            )
+        if len({row.timed_by for row in rows}) > 1:
+            by = some_of(f"{row.setting} by {row.timed_by}" for row in rows)
+            yield f"Settings were timed in different ways ({by}), so small differences mean nothing."
+        # A few slow steps make up much of the time, of which a short measurement has few.
+        shares = {row.setting: row.time_us / row.median_us - 1 for row in analysis.shown_first}
+        asked = analysis.points[0].config_as(Resolved).job.steps
+        more = "; raise job.steps" if analysis.best.step.repeats >= asked * len(analysis.best.points) else ""
+        if uneven := [f"{share:.0%} with {setting}" for setting, share in shares.items() if share > UNEVEN]:
+            yield (
+                f"Steps vary: the mean, which counts, is above the median by {some_of(uneven)}. Few steps measure rare "
+                f"events (waiting for data, logging, garbage collection) poorly{more}."
+            )
+        on_gpus = analysis.case.ranks > 1 and analysis.points[0].config.runtime.device == "cuda"
+        if on_gpus and not all(map(_has_multicast, rows)):
+            yield "NVLink multicast was off (runtime.multicast=false); a training run with it may differ."
 
     def environments(self, analysis: Analysis) -> list[str]:
         # Variables that settings set make no other environment.
         swept = {name.removeprefix(VARIABLES) for row in analysis.rows for name in row.options}
-        swept |= set(command.MULTICAST) if any(map(_has_multicast, analysis.rows)) else set()
+        swept |= NO_MULTICAST.keys() if any(map(_has_multicast, analysis.rows)) else set()
         return different_environments(analysis.points, swept)
 
     def parts(self, analysis: Analysis) -> list[Part]:
@@ -169,7 +182,7 @@ class JobStudy(Study[JobCase, JobRow]):
     def details(self, analysis: Analysis) -> list[str]:
         return [f"Command: {analysis.case.command}"]
 
-    def report_of_row(self, row: JobRow) -> Mapping[str, Any]:
+    def report_of_row(self, row: JobRow) -> Mapping[str, object]:
         return {"options": row.options, "exposed_us_by_group": row.exposed_us_by_group, "causes": row.causes}
 
     def key(self, analysis: Analysis, row: JobRow) -> Key:
@@ -194,39 +207,19 @@ class JobStudy(Study[JobCase, JobRow]):
         return {f"{ranks}{on_nodes(point.nodes)}, {NAMING.in_words(options_of(point))}": sample}
 
 
-def _cautions(analysis: Analysis) -> Iterator[str]:
-    rows, work = analysis.rows, analysis.work
-    unknown = [row.setting for row in rows if not row.samples_per_step]
-    if work == STEP and any(row.samples_per_step or row.tokens_per_step for row in rows):
-        yield (
-            f"The samples of a step are unknown for {some_of(unknown, separator='; ')}, so settings are compared by "
-            "the time of a step; give job.samples_per_step to all."
-        )
-    amounts = {row.amounts.get(work) for row in rows}
-    if work != STEP and len(amounts) > 1:
-        differing = some_of(f"{amount:,.6g}" for amount in sorted(filter(None, amounts)))
-        yield f"Settings differ in {work}s per step ({differing}): they train differently, so compare their losses."
-    if len({row.calls_per_step for row in rows if row.calls_per_step}) > 1:
-        calls = some_of(f"{row.calls_per_step} with {row.setting}" for row in rows if row.calls_per_step)
-        yield (
-            f"Steps have different numbers of optimizer calls ({calls}), so they may not be the same work; set "
-            "job.optimizer_steps."
-        )
-    if len({row.timed_by for row in rows}) > 1:
-        by = some_of(f"{row.setting} by {row.timed_by}" for row in rows)
-        yield f"Settings were timed in different ways ({by}), so small differences mean nothing."
-    # A few slow steps make up much of the time, of which a short measurement has few.
-    shares = {row.setting: row.time_us / row.median_us - 1 for row in analysis.shown_first}
-    asked = analysis.points[0].config_as(Resolved).job.steps
-    more = "; raise job.steps" if analysis.best.step.repeats >= asked * len(analysis.best.points) else ""
-    if uneven := [f"{share:.0%} with {setting}" for setting, share in shares.items() if share > UNEVEN]:
-        yield (
-            f"Steps vary: the mean, which counts, is above the median by {some_of(uneven)}. Few steps measure rare "
-            f"events (waiting for data, logging, garbage collection) poorly{more}."
-        )
-    on_gpus = analysis.case.ranks > 1 and analysis.points[0].config.runtime.device == "cuda"
-    if on_gpus and not all(map(_has_multicast, rows)):
-        yield "NVLink multicast was off (runtime.multicast=false); a training run with it may differ."
+def _pooled(points: Sequence[Point]) -> Estimate:
+    """Returns the time of all runs, with the noise of their steps, without that between runs."""
+    means_us = _means_us(points)
+    time_us = statistics.fmean(means_us)
+    scaled = [
+        [sample * time_us / mean_us for sample in point.measured_as(JobRun).step.samples_us]
+        for point, mean_us in zip(points, means_us, strict=True)
+    ]
+    return replace(estimate(*scaled, by_mean=True), time_us=time_us)
+
+
+def _means_us(points: Iterable[Point]) -> list[float]:
+    return [point.measured_as(JobRun).mean_us for point in points]
 
 
 def _has_multicast(row: JobRow) -> bool:

@@ -2,44 +2,20 @@
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any
 
 from overlap_sweep.diagnosis import as_share
+from overlap_sweep.report import table
 from overlap_sweep.report.diagnosis import NODES
 from overlap_sweep.report.numbers import as_rate, as_us, shortened, some_of
 from overlap_sweep.report.section import Exhibit
-from overlap_sweep.report.table import (
-    DEVICE,
-    DIRECTORY,
-    ERROR,
-    POINT,
-    STATUS,
-    Column,
-    Listing,
-    PointRow,
-    Table,
-    asked,
-    attribute,
-    points_table,
-    through,
-)
-from overlap_sweep.study import CaseAnalysis
-from overlap_sweep.study.section import (
-    CHOSEN,
-    NOTE,
-    RUNS,
-    case_columns,
-    decision_columns,
-    over_reference,
-    setting,
-    setting_of_point,
-)
+from overlap_sweep.report.table import Column, Listing, PointRow, Table, asked, attribute, points_table, through
+from overlap_sweep.study import section
 from overlap_sweep.workloads.job.command import command_line
 from overlap_sweep.workloads.job.config import Resolved
 from overlap_sweep.workloads.job.result import FoundCause
-from overlap_sweep.workloads.job.rows import NAMING, JobRow, options_of, script_of
+from overlap_sweep.workloads.job.rows import NAMING, Analysis, JobRow, options_of, script_of
 
 LONGEST_GROUP = 40
 """Longest name of a process group in a cell, in characters."""
@@ -62,16 +38,16 @@ def as_time(time_us: float) -> str:
     return as_us(time_us) if time_us >= 10 else f"{time_us:.3g}"
 
 
-def _us(name: str, about: str = "", read: str = "", **more: Any) -> C:
-    return attribute(name, about, read=read, show=as_time, **more)
+def _us(name: str, about: str = "", read: str = "", *, header: str = "", dropped: int = 0, queried: bool = False) -> C:
+    return attribute(name, about, read=read, show=as_time, header=header, dropped=dropped, queried=queried)
 
 
-def _rate(name: str, header: str, amount: Callable[[JobRow], float | None], about: str = "", **more: Any) -> C:
+def _rate(name: str, header: str, amount: Callable[[JobRow], float | None], dropped: int) -> C:
     def rate(row: JobRow) -> float | None:
         work = amount(row)
         return work / row.time_us * 1e6 if work else None
 
-    return C(name, rate, about, header=header, show=as_rate, high_first=True, **more)
+    return C(name, rate, header=header, show=as_rate, high_first=True, dropped=dropped)
 
 
 def _groups(row: JobRow) -> str | None:
@@ -96,13 +72,10 @@ MEASURED = (
     _rate("samples_per_s", "samples/s", lambda row: row.samples_per_step, dropped=11),
     _rate("tokens_per_s", "tokens/s", lambda row: row.tokens_per_step, dropped=10),
     attribute("unit", "Name of the metric, if time_us is the time of one unit of it.", "text"),
-    _rate(
-        "units_per_s",
-        "rate",
-        lambda row: 1.0 if row.unit else None,
-        "The metric's rate, if time_us is the time of one unit of it.",
+    replace(
+        _rate("units_per_s", "rate", lambda row: 1.0 if row.unit else None, dropped=11),
+        about="The metric's rate, if time_us is the time of one unit of it.",
         words=lambda row: row.rate if row.unit else "",
-        dropped=11,
     ),
     _us("profiled_us", "Time of a profiled step; empty without traces."),
     _us(
@@ -150,22 +123,18 @@ TABLE = points_table(
     "jobs",
     "one row per point",
     (
-        POINT,
-        DIRECTORY,
         P("script", lambda row: script_of(row.point.config_as(Resolved)), SCRIPT, "text", header="script"),
         asked("command", "job", "command", about=COMMAND, kind="text"),
         asked("ranks", "job", "ranks", about=RANKS, kind="count", header="ranks"),
         NODES,
-        DEVICE,
-        setting_of_point(lambda point: NAMING.in_words(options_of(point.config_as(Resolved))), SETTING),
+        table.DEVICE,
+        section.setting_of_point(lambda point: NAMING.in_words(options_of(point.config_as(Resolved))), SETTING),
         asked("repetition", about="Number of the repetition.", kind="count"),
-        STATUS,
-        ERROR,
     ),
-    (*TIMES, *MEASURED, CHOSEN, NOTE),
+    (*TIMES, *MEASURED, section.CHOSEN, section.NOTE),
 )
 OF_RUNS = (
-    RUNS,
+    section.RUNS,
     *TIMES,
     _us(
         "between_runs_us",
@@ -179,14 +148,14 @@ REFERENCE = "the setting that was started first"
 COMPARED: Table[JobRow] = Table(
     "jobs",
     "one row per setting",
-    (setting(SETTING), *OF_RUNS, over_reference(REFERENCE), *MEASURED, NOTE),
+    (section.setting(SETTING), *OF_RUNS, section.over_reference(REFERENCE), *MEASURED, section.NOTE),
 )
-ANSWERS: Table[CaseAnalysis[Any, JobRow]] = Table(
+ANSWERS: Table[Analysis] = Table(
     "jobs",
     "one row per command, ranks, nodes and device: the best setting",
     (
-        *case_columns(("script", "command"), ("ranks", "nodes"), script=SCRIPT, command=COMMAND, ranks=RANKS),
-        *case_columns(("device",), ()),
+        *section.case_columns(("script", "command"), ("ranks", "nodes"), script=SCRIPT, command=COMMAND, ranks=RANKS),
+        *section.case_columns(("device",), ()),
         attribute("setting", SETTING, "text", "best.setting"),
         Column(
             "to_run",
@@ -195,7 +164,7 @@ ANSWERS: Table[CaseAnalysis[Any, JobRow]] = Table(
             "text",
         ),
         *(through(column, attrgetter("best")) for column in (*OF_RUNS, *MEASURED)),
-        *decision_columns(REFERENCE),
+        *section.decision_columns(REFERENCE),
     ),
 )
 
@@ -219,7 +188,7 @@ FINDINGS: Table[FindingRow] = Table(
 )
 
 
-def findings(analysis: CaseAnalysis[Any, JobRow], diagnosed: int) -> list[Exhibit]:
+def findings(analysis: Analysis, diagnosed: int) -> list[Exhibit]:
     """Returns the table of each setting's findings, as recorded when it was measured; empty if none was profiled.
     `diagnosed`: number of settings whose traces the page diagnoses, which says more."""
     found = [FindingRow(row, finding) for row in analysis.rows for finding in row.causes[:MOST_FINDINGS]]

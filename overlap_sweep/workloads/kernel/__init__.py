@@ -16,7 +16,7 @@ from overlap_sweep.workloads.kernel.config import Config, Resolved, ResolvedOpti
 PRECISIONS = tuple(PRECISION_OF_DTYPE.values())
 
 
-def complete(config: Config) -> dict[str, Any]:
+def complete(config: Config) -> dict[str, object]:
     """Returns the point with backend, sizes and implementations, without the options that a kernel does not use."""
     workload, dtype, precision = config.workload, config.dtype, config.precision
     if dtype and precision:
@@ -55,8 +55,9 @@ def _shape(config: Config) -> dict[str, Any]:
             raise UserError(f"n and k require kernel=; choose one of {', '.join(KERNELS)}.")
         return {"kernel": kernel, "n": n, "k": k, "model": ResolvedModel(name=CUSTOM), "operator": None}
     assert config.tp_size
+    assert isinstance(config.model, ResolvedModel)
     model = models.without_experts(config.model)
-    linear = models.linear_shape(asdict(model), operator, 1, config.tp_size)
+    linear = models.linear_shape(model, operator, 1, config.tp_size)
     sizes = linear.out_features, linear.in_features
     forward = "ag_gemm" if linear.parallel == "column" else "gemm_rs"
     kernel = kernel or forward
@@ -97,7 +98,7 @@ def refusal(point: Resolved) -> str | None:
     if point.precision == "fp8" and point.runtime.device == "cuda" and any(n % 16 for n in shape.gemm_shape):
         sizes = " x ".join(map(str, shape.gemm_shape))
         return f"FP8 GEMMs need dimensions divisible by 16; each rank's GEMM is {sizes}"
-    reason: str | None = shape.refusal() or backends.load_kernels(point.backend).refusal(point)
+    reason = shape.refusal() or backends.load_kernels(point.backend).refusal(point)
     if not reason and not point.implementations:
         return f"backend={point.backend} has no {point.kernel} in {point.precision}"
     return reason
@@ -112,7 +113,7 @@ def _on_one_node(point: Resolved) -> str | None:
 def _words(config: Config, overrides: Sequence[str]) -> list[str]:
     by_model, tp_size = config.n is None, f"tp{config.tp_size}"
     kernel = [str(config.kernel)] if config.kernel or not by_model else []
-    begin = [models.short_name(config["model"]), tp_size, config.operator, *kernel] if by_model else [*kernel, tp_size]
+    begin = [models.short_name(config.model), tp_size, config.operator, *kernel] if by_model else [*kernel, tp_size]
     sizes = {"m": config.m, "n": config.n, "k": config.k}
     return [*begin, *(f"{name}{size}" for name, size in sizes.items() if size is not None)]
 

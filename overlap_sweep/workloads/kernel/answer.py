@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from overlap_sweep.config import PointConfig
 from overlap_sweep.overlap.models import BASELINES, COMM_ONLY, GEMM_ONLY, SEQUENTIAL, KernelShape
@@ -13,8 +13,9 @@ from overlap_sweep.report.numbers import as_percent, as_sentence, as_us
 from overlap_sweep.results import verdict
 from overlap_sweep.results.estimate import Estimate, hidden_fraction, normalised, pooled_none
 from overlap_sweep.results.gain import NO_GAIN, Gain, nothing_beat
-from overlap_sweep.results.nodes import on_nodes
+from overlap_sweep.results.measured import Scalar
 from overlap_sweep.results.points import Point, group_points
+from overlap_sweep.results.traces import on_nodes
 from overlap_sweep.study import in_brief
 from overlap_sweep.workloads.kernel.config import Resolved
 from overlap_sweep.workloads.kernel.result import ImplementationTimes, KernelTimes
@@ -50,7 +51,7 @@ class ImplementationRow:
     name: str
     m: int
     points: tuple[str, ...]
-    setting: Mapping[str, Any]
+    setting: Mapping[str, Scalar]
     estimate: Estimate
     """Time, normalised by the `sequential` of the same point."""
     baselines_us: Mapping[str, float]

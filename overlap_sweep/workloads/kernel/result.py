@@ -1,16 +1,17 @@
 """Measurements of a point of workload=kernel: implementations of one kernel, and the baselines."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from dataclasses import replace
+from typing import Annotated
 
 import msgspec
 
+from overlap_sweep.config import PointConfig
 from overlap_sweep.declared import Name
 from overlap_sweep.overlap.models import BASELINES, CUSTOM, PRECISION_OF_DTYPE, SEQUENTIAL, KernelShape
 from overlap_sweep.results.measured import Measured, Scalar, Timing, check_pairs
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.verdict import gain_of_point
-from overlap_sweep.workloads.kernel.config import MOST_IMPLEMENTATIONS, KernelSetting, Resolved
+from overlap_sweep.workloads.kernel.config import MOST_IMPLEMENTATIONS, Config, KernelSetting, Resolved
 
 
 class ImplementationTimes(msgspec.Struct, kw_only=True):
@@ -54,10 +55,11 @@ class KernelTimes(Measured, kw_only=True, tag="kernel"):
             raise ValueError(reason)
 
     @classmethod
-    def as_asked(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+    def as_asked(cls, config: PointConfig) -> dict[str, object]:
         """Returns the composed config with m as its tokens, and no model if sizes were given."""
-        known = {**config, "workload": {**config["workload"], "tokens": config["m"]}}
-        return known if config["n"] is None else {**known, "model": {"name": CUSTOM}, "operator": None}
+        assert isinstance(config, Config)
+        known = {**replace(config, workload=replace(config.workload, tokens=config.m))}
+        return known if config.n is None else {**known, "model": {"name": CUSTOM}, "operator": None}
 
     def compared(self, result: Result) -> str | None:
         """Returns the gain of the fastest implementation."""

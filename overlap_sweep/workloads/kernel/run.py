@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,8 @@ from overlap_sweep.measure.profile import capture_each
 from overlap_sweep.measure.timing import L2_BYTES, MOST_INPUTS, Variant, meet, summarise, time_variants
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.models import BASELINES, SEQUENTIAL, KernelShape
+from overlap_sweep.overlap.space import Setting
+from overlap_sweep.workloads import MeasuredFields
 from overlap_sweep.workloads.kernel.config import Resolved
 from overlap_sweep.workloads.kernel.result import ImplementationTimes, KernelTimes
 
@@ -36,7 +38,7 @@ class Check(NamedTuple):
     independent: bool
 
 
-def run(point: Resolved, directory: Path, ranks: Ranks) -> dict[str, Any]:
+def run(point: Resolved, directory: Path, ranks: Ranks) -> MeasuredFields:
     """Returns the measured fields of the point's `Result`. Collective."""
     module = backends.load_kernels(point.backend)
     try:
@@ -49,7 +51,7 @@ def run(point: Resolved, directory: Path, ranks: Ranks) -> dict[str, Any]:
     return measured
 
 
-def _measure(point: Resolved, directory: Path, ranks: Ranks) -> dict[str, Any]:
+def _measure(point: Resolved, directory: Path, ranks: Ranks) -> MeasuredFields:
     problem = draw_problem(point, ranks)
     baselines = plain.baselines_of(problem, ranks)
     calls, left_out = build_all(point, problem, ranks)
@@ -82,7 +84,7 @@ def _measure(point: Resolved, directory: Path, ranks: Ranks) -> dict[str, Any]:
     return {
         "measured": KernelTimes(implementations=found, left_out=left_out),
         "objective_us": found[fastest].time.median_us,
-        "relative_error": wrong,
+        "relative_error": {**wrong},
         "launch_bound": any(one.launch_bound for one in found.values()),
         "traces": capture_each({name: variants[name] for name in profiled}, ranks, workload.profiled, directory),
     }
@@ -127,18 +129,21 @@ def build_all(point: Resolved, problem: Problem, ranks: Ranks) -> tuple[dict[str
     """Returns the implementations by name, and why others are unavailable, the same on all ranks. Collective."""
     module, on_gpu = backends.load_kernels(point.backend), ranks.device.type == "cuda"
     most_sms = torch.cuda.get_device_properties(ranks.device).multi_processor_count if on_gpu else math.inf
-    built, left_out = {}, {}
+    built: dict[str, Call] = {}
+    left_out: dict[str, str] = {}
     for name, setting in point.implementations.items():
         num_sm = setting.get("num_sm")
         if isinstance(num_sm, int) and num_sm > most_sms:
             left_out[name] = f"num_sm={num_sm} exceeds the GPU's {most_sms} SMs"
             continue
         try:
-            built[name] = module.build(point, setting, problem, ranks)
+            # Other packages' backends may have knobs of other types.
+            built[name] = module.build(point, cast(Setting, setting), problem, ranks)
         except Refused as reason:
             left_out[name] = str(reason)
         (refused,) = ranks.slowest([float(name in left_out)])
-        if refused and built.pop(name, None):
+        if refused and name in built:
+            del built[name]
             left_out[name] = "refused on another rank"
     return built, left_out
 

@@ -17,12 +17,8 @@ from overlap_sweep.report.section import Answer, Card, Exhibit, Section, Sources
 from overlap_sweep.report.table import (
     BACKEND,
     DEVICE,
-    DIRECTORY,
-    ERROR,
     MODEL,
-    POINT,
     PRECISION,
-    STATUS,
     Column,
     Listing,
     PointRow,
@@ -122,8 +118,6 @@ TABLE = points_table(
     "kernels",
     "one row per point and implementation",
     (
-        POINT,
-        DIRECTORY,
         replace(MODEL, header=""),
         asked("operator", kind="text", about="Operator that n and k are from; empty if they were given."),
         asked("kernel", kind="text", header="kernel", differing=True),
@@ -131,8 +125,10 @@ TABLE = points_table(
         *(asked(name, kind="count", header=name, differing=True) for name in ("n", "k")),
         asked("tp_size", kind="count", header="TP", differing=True),
         NODES,
-        *(replace(PRECISION, differing=True, dropped=1), DEVICE, replace(BACKEND, queried=True)),
-        *(measured_column(IMPLEMENTATION), STATUS, ERROR),
+        replace(PRECISION, differing=True, dropped=1),
+        DEVICE,
+        replace(BACKEND, queried=True),
+        measured_column(IMPLEMENTATION),
     ),
     (*TIMES, *FLAGS),
 )
@@ -211,7 +207,6 @@ def section(sources: Sources) -> Section | None:
         # Of single cases, on a terminal; more would not be read.
         most_tables=3,
         most_charts=MOST_CHARTS,
-        launch_bound=len({row.directory for row in rows if row.is_launch_bound}),
         subjects=list(dict.fromkeys(analysis.case.kernel for analysis in analyses if not subjects(analysis.points))),
     )
 
@@ -256,9 +251,11 @@ def _answer(analysis: KernelAnalysis) -> Answer:
             # What is used at the largest m, and the GEMM and the collective in sequence.
             causes.exhibit(
                 {
-                    f"m={largest.m}, {row.label}": causes.first_traced(largest.points, row.name)
-                    for row in largest.rows
-                    if row.chosen or row.name == SEQUENTIAL
+                    "": {
+                        f"m={largest.m}, {row.label}": causes.first_traced(largest.points, row.name)
+                        for row in largest.rows
+                        if row.chosen or row.name == SEQUENTIAL
+                    }
                 }
             ),
         ],

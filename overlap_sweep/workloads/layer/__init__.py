@@ -1,24 +1,25 @@
 """A transformer layer, or a part of it, under several overlap configurations in turns."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TypeVar, cast
 
 from overlap_sweep import backends
-from overlap_sweep.backends.transformer_engine import MEGATRON_NAMES
 from overlap_sweep.declared import shown
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import models, overlap_cfg, space
-from overlap_sweep.overlap.overlap_cfg import FILE, OverlapConfig
+from overlap_sweep.overlap.overlap_cfg import FILE, MEGATRON_NAMES, OverlapConfig
 from overlap_sweep.overlap.recipes import RECIPES, notes
 from overlap_sweep.overlap.space import MOE_KIND
 from overlap_sweep.results.run_directory import settings_file
 from overlap_sweep.workloads import Workload, run_of, tp_groups_on_nodes, tp_ranks, usual_workers
 from overlap_sweep.workloads.layer import moe
-from overlap_sweep.workloads.layer.config import Asked, Config, Moe, Resolved
+from overlap_sweep.workloads.layer.config import Asked, Config, Moe, Resolved, ResolvedLayer, ResolvedMoe
 from overlap_sweep.workloads.memory import ADAM_BYTES, Memory
+
+R = TypeVar("R")
 
 NOT_OVERLAPPED = ("none", "floor")
 
@@ -45,16 +46,8 @@ FP8_TOLERANCE = 0.2
 """For every recipe. FP8 has two or three bits of mantissa: another order of summation rounds some activations
 differently, which the next GEMMs amplify. A wrong chunk has an error of 1."""
 
-_OPERATORS_OF_KIND = {
-    "linear": ("proj",),
-    "layernorm_linear": ("qkv",),
-    "layernorm_mlp": ("fc1", "fc2"),
-    "multihead_attention": ("qkv", "proj"),
-    "transformer_layer": tuple(space.OPERATORS),
-}
 
-
-def complete(config: Asked) -> dict[str, Any]:
+def complete(config: Asked) -> Asked:
     """Returns the point with its backend and the configuration of each variant, read from its file. UserError for an
     option of layers with experts."""
     for option in fields(Moe):
@@ -64,8 +57,8 @@ def complete(config: Asked) -> dict[str, Any]:
     model = models.without_experts(config.model)
     chosen = replace(config, backend=backend, model=model, with_cublasmp=config.with_cublasmp or None)
     configs = configurations(chosen) if backend in backends.LAYERS else {}
-    recorded = {name: asdict(one) for name, one in configs.items()}
-    return {**chosen, "layer": {**asdict(config.layer), "configurations": recorded}}
+    layer = {**vars(config.layer), "moe": ResolvedMoe(), "configurations": configs}
+    return replace(chosen, layer=ResolvedLayer(**layer))
 
 
 def refusal(point: Resolved) -> str | None:
@@ -73,9 +66,9 @@ def refusal(point: Resolved) -> str | None:
     if point.backend not in backends.LAYERS:
         return f"backend={point.backend} has no whole layers; choose one of {', '.join(backends.LAYERS)}"
     layer, sizes = point.layer, (point.workload.tokens, point.tp_size)
-    if reason := sizes_refusal(point["model"], layer.kind, layer.micro_batch_size, *sizes):
+    if reason := models.layer_refusal(point.model, layer.kind, layer.micro_batch_size, *sizes):
         return reason
-    for operator in _OPERATORS_OF_KIND[layer.kind]:
+    for operator in space.LAYER_KINDS[layer.kind]:
         if reason := backend.refusal(point, operator, {}):
             return str(reason)
     refused = refused_variants(point)
@@ -84,36 +77,21 @@ def refusal(point: Resolved) -> str | None:
     return None
 
 
-def sizes_refusal(model: Mapping[str, Any], kind: str, micro_batch_size: int, tokens: int, tp_size: int) -> str | None:
-    """Returns why a layer of this kind cannot be cut for this TP size, or which operator the model lacks, or None."""
-    sequence, rest = divmod(tokens, micro_batch_size)
-    if rest or sequence % tp_size:
-        return (
-            f"workload.tokens={tokens} is not divisible by layer.micro_batch_size={micro_batch_size} "
-            f"times tp_size={tp_size}"
-        )
-    operators = _OPERATORS_OF_KIND[kind]
-    if lacking := models.lacks(model, operators):
-        return lacking
-    return next(filter(None, (models.refusal(model, operator, tokens, tp_size) for operator in operators)), None)
-
-
 def refused_variants(point: Resolved) -> dict[str, str]:
     """Returns why variants cannot run, by name; without those that can."""
     reasons = {name: _refusal_of(config, point) for name, config in point.layer.configurations.items()}
     return {name: why for name, why in reasons.items() if why}
 
 
-def _refusal_of(config: OverlapConfig, point: Asked) -> str | None:
+def _refusal_of(config: OverlapConfig, point: backends.LayerPoint) -> str | None:
     """Returns why a variant of this configuration cannot run, or None."""
     kind = point.layer.kind
-    operators = _OPERATORS_OF_KIND[kind]
+    operators = space.LAYER_KINDS[kind]
     if point.tp_size == 1:
         return "tp_size=1 has no communication to overlap; set layer.comm_overlap=false"
     if not overlap_cfg.overlaps(config, operators):
         return f"no overlap is on in layer={kind}"
-    refused: str | None = backends.load(point.backend).layer_refusal(point, config, operators)
-    return refused
+    return backends.load(point.backend).layer_refusal(point, config, operators)
 
 
 def overlap_configs(point: Resolved) -> dict[str, OverlapConfig]:
@@ -162,7 +140,9 @@ def _usual(point: Asked) -> list[str]:
         return []
     has_default = backends.load(point.backend).LAYER_HAS_DEFAULT
     usual = _WITH_DEFAULT if has_default else _WITHOUT_DEFAULT
-    can_run = [name for name in usual if _refusal_of(_configuration(name, point), point) is None]
+    # The machine has decided its precision and tp_size.
+    decided = cast(backends.LayerPoint, point)
+    can_run = [name for name in usual if _refusal_of(_configuration(name, point), decided) is None]
     # Refused, it says why.
     return can_run or ["default"] * has_default
 
@@ -206,7 +186,7 @@ def _preset(name: str, point: Asked) -> OverlapConfig:
     if name == "default":
         return OverlapConfig()
     if name == "rs_dgrad":
-        slots = {slot: {"method": "ring_exchange"} for slot in ("qkv_dgrad", "fc1_dgrad")}
+        slots: dict[str, space.Setting] = {slot: {"method": "ring_exchange"} for slot in ("qkv_dgrad", "fc1_dgrad")}
         return OverlapConfig(slots, {**overlap_cfg.SWITCH_DEFAULTS, "tp_comm_overlap_rs_dgrad": True})
     if name == "atomic":
         return OverlapConfig(_slots(replace(point, atomic_gemm=True), [("ring_exchange", "fprop", _EVERY)]))
@@ -229,7 +209,7 @@ def _slots(point: Asked, wanted: Iterable[tuple[str, str, tuple[str, ...]]]) -> 
 
 def _words(config: Config, overrides: Sequence[str]) -> list[str]:
     replicas = config.layer.num_replicas
-    begin = [models.short_name(config["model"]), f"tp{config.tp_size}", config.layer.kind]
+    begin = [models.short_name(config.model), f"tp{config.tp_size}", config.layer.kind]
     return [*begin, *([f"dp{replicas}"] if replicas > 1 else [])]
 
 
@@ -240,8 +220,8 @@ def _fewer_gpus(config: Config) -> tuple[str, str]:
 
 
 def _memory(point: Resolved) -> Memory:
-    model, sizes = point["model"], (point.workload.tokens, point.tp_size)
-    shapes = [models.linear_shape(model, operator, *sizes) for operator in _OPERATORS_OF_KIND[point.layer.kind]]
+    model, sizes = point.model, (point.workload.tokens, point.tp_size)
+    shapes = [models.linear_shape(model, operator, *sizes) for operator in space.LAYER_KINDS[point.layer.kind]]
     number_bytes = 4 if point.precision == "fp32" else 2
     # Each variant has its own weights. One after the other they keep inputs and outputs.
     weights = sum(prod(shape.weight_shape) for shape in shapes) * number_bytes * len({*names(point), "none"})
@@ -250,19 +230,20 @@ def _memory(point: Resolved) -> Memory:
     return Memory(parameters=weights, gradients=weights, optimizer=optimizer, activations=kept)
 
 
-def _by_kind(tensor_parallel: Callable[..., Any], of_moe: Callable[..., Any]) -> Callable[..., Any]:
+def _by_kind(tensor_parallel: Callable[..., R], of_moe: Callable[..., R]) -> Callable[..., R]:
     """Returns a call of the workload that depends on the point's kind of layer."""
     return lambda config, *more: (of_moe if config.layer.kind == MOE_KIND else tensor_parallel)(config, *more)
 
 
-WORKLOAD = Workload(
+WORKLOAD = Workload[Config, Resolved](
     name="layer",
     package=__name__,
     complete=_by_kind(complete, moe.complete),
     refusal=_by_kind(refusal, moe.refusal),
     # The arguments of layers with experts are in the point.
     overlap_configs=_by_kind(overlap_configs, lambda point: {}),
-    run=run_of(__name__),
+    # The latter only where Megatron-Core is installed.
+    run=_by_kind(run_of(__name__), run_of(__name__, "moe_bench")),
     subject=lambda point: point.layer.kind,
     words=_by_kind(_words, moe.words),
     named={"tp_size", "layer", "layer.num_replicas", "layer.moe.ep_size"},

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
@@ -138,7 +138,7 @@ class KnobsConfig(TensorParallelConfig):
     only the knob `num_sm`, and no `bulk`. Megatron-LM cannot turn it on."""
     layer: Layer = field(default_factory=Layer)
 
-    groups: ClassVar[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
+    groups: ClassVar[Mapping[str, Mapping[str, Mapping[str, object]]]] = {
         "layer": {
             **{kind: {"layer": {"kind": kind}} for kind in LAYER_KINDS},
             MOE_KIND: {"defaults": [{"override /tp_size": "1"}], "layer": {"kind": MOE_KIND}},
@@ -167,7 +167,7 @@ class ResolvedOptions(WorkloadOptions):
 
 @resolved
 class ResolvedMoe(Moe):
-    arguments: dict[str, dict[str, Any]] = field(default_factory=dict)
+    arguments: dict[str, dict[str, bool | int | str]] = field(default_factory=dict)
     """Megatron-Core's arguments, by variant."""
 
 

@@ -6,7 +6,7 @@ experts and combined again by all-to-alls, with nothing beside them.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ from overlap_sweep.workloads.layer.config import DEFAULT_EP_SIZE, Asked, Config,
 
 BACKEND = "megatron"
 
-_DEFAULTS: Mapping[str, Any] = {"ep_size": DEFAULT_EP_SIZE, "routing": "balanced", "micro_batches": 2}
 _OF_OTHERS = {
     **{"num_replicas": 1, "training": False, "tp_comm_overlap_cfg": None, "ub_overlap_rs_dgrad": False},
     **dict.fromkeys(("ub_overlap_ag", "ub_overlap_rs", "ub_bulk_wgrad", "ub_bulk_dgrad")),
@@ -51,7 +50,7 @@ DEEPEP_SMS = 20
 """Megatron-Core's default of moe_deepep_num_sms."""
 
 
-def complete(config: Asked) -> dict[str, Any]:
+def complete(config: Asked) -> Asked:
     """Returns the point with its backend, its options and the arguments of each variant. UserError for an unknown
     variant or a knob of tensor-parallel overlap."""
     if config.num_sm != KnobsConfig.num_sm:
@@ -59,13 +58,19 @@ def complete(config: Asked) -> dict[str, Any]:
     for knob in (*space.KNOBS, "with_cublasmp"):
         if knob != "num_sm" and (value := getattr(config, knob)) is not None:
             raise UserError(f"layer=moe does not use {knob}={shown(value)}; leave it out.")
-    given = {name: value for name, value in asdict(config.layer.moe).items() if value is not None}
-    options = ResolvedMoe(**{"grouped_gemm": config.runtime.device == "cuda", **_DEFAULTS, **given})
+    given = config.layer.moe
+    options = ResolvedMoe(
+        ep_size=given.ep_size or DEFAULT_EP_SIZE,
+        routing=given.routing or "balanced",
+        micro_batches=given.micro_batches or 2,
+        num_sm=given.num_sm,
+        grouped_gemm=config.runtime.device == "cuda" if given.grouped_gemm is None else given.grouped_gemm,
+    )
     asked = _asked(replace(config, layer=replace(config.layer, moe=options)))
     options.arguments = {name: arguments(name, options.num_sm) for name in asked}
     backend = BACKEND if config.backend == "auto" else config.backend
-    layer = {**asdict(config.layer), "moe": asdict(options)}
-    return {**config, **dict.fromkeys(space.KNOBS), "backend": backend, "layer": layer}
+    unused: dict[str, Any] = dict.fromkeys(space.KNOBS)
+    return replace(config, **unused, backend=backend, layer=replace(config.layer, moe=options))
 
 
 def _asked(config: Asked) -> list[str]:
@@ -95,7 +100,7 @@ def refused_variants(point: Resolved) -> dict[str, str]:
 
 
 def refusal(point: Resolved) -> str | None:
-    layer, tokens, tp_size, ep_size = point.layer, point.workload.tokens, point.tp_size, point.world_size
+    layer, tp_size, ep_size = point.layer, point.tp_size, point.world_size
     if point.backend != BACKEND:
         return f"layer=moe is a layer of Megatron-Core; backend={BACKEND} has it, not {point.backend}"
     for name, usual in _OF_OTHERS.items():
@@ -105,16 +110,11 @@ def refusal(point: Resolved) -> str | None:
         return reason
     if ep_size % tp_size:
         return f"tp_size={tp_size} must divide layer.moe.ep_size={ep_size}, which is the number of ranks"
-    for operator in ("qkv", "proj"):
-        if reason := models.refusal(point["model"], operator, tokens, tp_size):
-            return reason
+    sizes = layer.micro_batch_size, point.workload.tokens, tp_size
+    if reason := models.layer_refusal(point.model, "multihead_attention", *sizes):
+        return reason
     if (point.model.shared_expert_ffn_hidden_size or 0) % tp_size:
         return f"the width of the shared experts is not divisible by tp_size={tp_size}"
-    if tokens % (layer.micro_batch_size * tp_size):
-        return (
-            f"workload.tokens={tokens} is not divisible by layer.micro_batch_size={layer.micro_batch_size} "
-            f"times tp_size={tp_size}"
-        )
     if reason := megatron.refusal(point):
         return reason
     if layer.moe.grouped_gemm and point.runtime.device != "cuda":
@@ -143,7 +143,7 @@ def workers(point: Resolved, directory: Path) -> Workers:
 
 def words(config: Config, overrides: Sequence[str]) -> list[str]:
     cut = [f"tp{config.tp_size}"] if config.tp_size != 1 else []
-    return [models.short_name(config["model"]), *cut, f"ep{_ep_size(config)}", "moe"]
+    return [models.short_name(config.model), *cut, f"ep{_ep_size(config)}", "moe"]
 
 
 def _ep_size(config: Config) -> int:

@@ -4,12 +4,15 @@ which an iteration's micro batches run."""
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
-from overlap_sweep.backends import transformer_engine
+from overlap_sweep.backends import installed
 from overlap_sweep.backends.megatron.layer import Layer, draw_routing
 from overlap_sweep.backends.megatron.schedule import Interleaved, MicroBatch, Sequential
+from overlap_sweep.config import known
 from overlap_sweep.errors import Refused
 from overlap_sweep.measure import DTYPES, Ranks, stream
 from overlap_sweep.measure.instruments import say_loss
@@ -18,10 +21,15 @@ from overlap_sweep.overlap.overlap_cfg import FLOOR, NONE
 from overlap_sweep.workloads.layer import moe
 from overlap_sweep.workloads.layer.config import Resolved
 from overlap_sweep.workloads.layer.moe import VARIANTS, overlaps_micro_batches
-from overlap_sweep.workloads.layer.run import INPUTS, Bench, draw
+from overlap_sweep.workloads.layer.run import INPUTS, Bench, Configured, draw, measured
 
 
-def build(point: Resolved, ranks: Ranks) -> Bench:
+def run(point: Resolved, directory: Path, ranks: Ranks) -> dict[str, Any]:
+    """Returns the measured fields of the point's `Result`. Collective."""
+    return measured(_bench(point, ranks), point, directory, ranks)
+
+
+def _bench(point: Resolved, ranks: Ranks) -> Bench:
     """Returns the point's variants. Collective."""
     options, refused = point.layer.moe, moe.refused_variants(point)
     assert options.micro_batches
@@ -40,7 +48,7 @@ def build(point: Resolved, ranks: Ranks) -> Bench:
             continue
         run = Interleaved(layer) if overlaps_micro_batches(given) else Sequential(layer)
         variants[name] = _variant(run, inputs, dict(layer.module.named_parameters()))
-    configured = {name: {"arguments": asked[name]} for name in variants if name in asked and name != NONE}
+    configured = {name: Configured(arguments=asked[name]) for name in variants if name in asked and name != NONE}
     return Bench(variants, configured, refused, NONE in asked, partial(_attention, ranks))
 
 
@@ -48,19 +56,20 @@ def _attention(ranks: Ranks) -> tuple[str | None, list[str]]:
     if ranks.device.type == "cpu":
         # On a CPU there is no faster one that training would use.
         return "torch", []
-    backend = transformer_engine.attention_backend()
-    return backend, transformer_engine.attention_warnings(backend)
+    backend = installed.attention_backend()
+    return backend, installed.attention_warnings(backend)
 
 
 def _micro_batch(point: Resolved, number: int, part: int, ranks: Ranks) -> MicroBatch:
-    model, batch, routing = point["model"], point.layer.micro_batch_size, point.layer.moe.routing
+    model, batch, routing = point.model, point.layer.micro_batch_size, point.layer.moe.routing
     assert routing
     tokens = point.workload.tokens // point.tp_size
     seed, name = point.workload.seed, f"{number} of micro batch {part}"
     generator = stream(ranks.device, seed, f"input {name}", ranks.rank)
-    shape = tokens // batch, batch, model["hidden_size"]
+    shape = tokens // batch, batch, known(model.hidden_size)
     x, gradient = (draw(shape, generator, DTYPES[point.precision]) for _ in range(2))
-    routed = draw_routing(routing, tokens, model["num_experts"], model["experts_per_token"], name, seed, ranks)
+    experts = known(model.num_experts), known(model.experts_per_token)
+    routed = draw_routing(routing, tokens, *experts, name, seed, ranks)
     return MicroBatch(x.requires_grad_(), gradient, routed)
 
 

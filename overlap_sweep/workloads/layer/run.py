@@ -1,8 +1,8 @@
 """Runs a layer's variants on the workers: each is a module of its own with the same weights and inputs, checked against
 `none`, timed in turns with the others, and profiled."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from overlap_sweep.measure.profile import capture_each
 from overlap_sweep.measure.timing import Enough, Samples, Variant, relative_error, summarise, time_variants
 from overlap_sweep.overlap import recipes
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
-from overlap_sweep.overlap.space import MOE_KIND
+from overlap_sweep.overlap.space import Setting
 from overlap_sweep.results.verdict import enough_of_rounds
 from overlap_sweep.workloads import layer as workload
 from overlap_sweep.workloads.layer.config import Resolved
@@ -35,29 +35,36 @@ INPUTS = 2
 
 
 @dataclass(frozen=True)
+class Configured:
+    """How a variant overlaps, as in VariantTimes."""
+
+    settings: dict[str, Setting] = field(default_factory=dict)
+    switches: dict[str, bool] = field(default_factory=dict)
+    arguments: dict[str, bool | int | str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Bench:
     """What a kind of layer has to measure."""
 
     variants: dict[str, Variant]
     """By name, `none` always among them."""
-    configured: Mapping[str, Mapping[str, Any]]
-    """The fields of VariantTimes that say how a variant overlaps, for those that must compute what `none` does."""
+    configured: Mapping[str, Configured]
+    """How those overlap that must compute what `none` does."""
     refused: Mapping[str, str]
     """Why other variants cannot run."""
-    none_is_timed: bool = True
-    attention: Callable[[], tuple[str | None, list[str]]] = lambda: (None, [])
-    """Returns the implementation of the attention that ran, and warnings about it."""
+    none_is_timed: bool
+    attention: Callable[[], tuple[str | None, list[str]]] | None
+    """Returns the implementation of the attention that ran, and warnings about it; None for a layer without."""
 
 
 def run(point: Resolved, directory: Path, ranks: Ranks) -> dict[str, Any]:
-    """Returns the measured fields of the point's `Result`. Collective."""
-    if point.layer.kind == MOE_KIND:
-        # Only where Megatron-Core is installed.
-        from overlap_sweep.workloads.layer import moe_bench
+    """Returns the measured fields of a tensor-parallel layer's `Result`. Collective."""
+    return measured(_tensor_parallel(point, ranks), point, directory, ranks)
 
-        bench = moe_bench.build(point, ranks)
-    else:
-        bench = _tensor_parallel(point, ranks)
+
+def measured(bench: Bench, point: Resolved, directory: Path, ranks: Ranks) -> dict[str, Any]:
+    """Returns the measured fields of the point's `Result`. Collective."""
     variants, configured, refused = dict(bench.variants), bench.configured, bench.refused
     if refused and not configured:
         raise Refused("; ".join(f"{name}: {reason}" for name, reason in refused.items()))
@@ -83,7 +90,7 @@ def run(point: Resolved, directory: Path, ranks: Ranks) -> dict[str, Any]:
     found = {
         name: VariantTimes(
             times={pass_name: summarise(us) for pass_name, us in taken.us.items()},
-            **configured.get(name, {}),
+            **vars(configured.get(name, Configured())),
             relative_error=errors.get(name, {}),
             launch_bound=taken.launch_bound,
         )
@@ -95,7 +102,7 @@ def run(point: Resolved, directory: Path, ranks: Ranks) -> dict[str, Any]:
     wanted = {"all": set(found), "best": {"none", fastest}, "none": set[str]()}[point.profile]
     profiled = {name: variant for name, variant in right.items() if name in wanted}
     traces = capture_each(profiled, ranks, options.profiled, directory)
-    attention, attention_warnings = bench.attention()
+    attention, attention_warnings = bench.attention() if bench.attention else (None, [])
     return {
         "measured": LayerTimes(variants=found, attention_backend=attention),
         "objective_us": whole_us[fastest],
@@ -130,38 +137,20 @@ def draw(shape: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype)
 
 
 def _tensor_parallel(point: Resolved, ranks: Ranks) -> Bench:
+    """Returns the point's variants. Collective."""
+    backend, kind = backends.load(point.backend), point.layer.kind
     refused, configs = workload.refused_variants(point), workload.overlap_configs(point)
     names = [name for name in workload.names(point) if name not in refused]
-    # The others are checked against `none`, even if the user did not ask for its time.
-    variants, refused_there = _variants(point, list(dict.fromkeys(["none", *names])), configs, ranks)
-    backend, has_attention = backends.load(point.backend), point.layer.kind in WITH_ATTENTION
-    return Bench(
-        variants,
-        {
-            name: {"settings": config.slots, "switches": config.switches}
-            for name, config in configs.items()
-            if name in variants
-        },
-        refused | refused_there,
-        none_is_timed="none" in names,
-        **({"attention": partial(backend.attention, point, ranks)} if has_attention else {}),
-    )
-
-
-def _variants(
-    point: Resolved, names: Sequence[str], configs: Mapping[str, OverlapConfig], ranks: Ranks
-) -> tuple[dict[str, Variant], dict[str, str]]:
-    """Returns the variants by name, and the reasons of those that the library refuses. Collective."""
-    backend = backends.load(point.backend)
     tp_group, dp_group = parallel_groups(point.tp_size, ranks.world_size)
     say_groups({"tensor-parallel": tp_group, "data-parallel": dp_group})
     seed = stream_seed(point.workload.seed, "parameters", ranks.rank % point.tp_size)
-    variants, refused = {}, {}
-    for name in names:
+    variants = {}
+    # The others are checked against `none`, even if the user did not ask for its time.
+    for name in dict.fromkeys(["none", *names]):
         config = configs.get(name, OverlapConfig(switches={}))
         try:
             purpose: Purpose = "none" if name == "none" else "floor" if name == "floor" else "point"
-            say(f"builds {point.layer.kind} {name}: slots {config.slots}, switches {config.switches}")
+            say(f"builds {kind} {name}: slots {config.slots}, switches {config.switches}")
             layer = backend.build_layer(point, purpose, config, ranks, seed)
         except Refused as reason:
             say(f"{name} is refused: {reason}")
@@ -170,7 +159,11 @@ def _variants(
             refused[name] = str(reason)
             continue
         variants[name] = _variant(point, layer, None if name == "floor" else dp_group, ranks)
-    return variants, refused
+    configured = {
+        name: Configured(config.slots, config.switches) for name, config in configs.items() if name in variants
+    }
+    attention = partial(backend.attention, point, ranks) if kind in WITH_ATTENTION else None
+    return Bench(variants, configured, refused, "none" in names, attention)
 
 
 def _variant(point: Resolved, layer: ParallelLayer, replicas: dist.ProcessGroup | None, ranks: Ranks) -> Variant:

@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.overlap_cfg import (
     FILE,
     FLOOR,
     NONE,
+    USERBUFFER_BACKENDS,
     OverlapConfig,
     megatron_arguments,
     set_in_training,
@@ -28,12 +28,11 @@ from overlap_sweep.results.comparable import WHOLE, Comparable, Key, Sample, key
 from overlap_sweep.results.estimate import CONFIDENCE
 from overlap_sweep.results.gain import nothing_beat
 from overlap_sweep.results.measured import Timing
-from overlap_sweep.results.nodes import on_nodes
 from overlap_sweep.results.points import Point, group_cases
 from overlap_sweep.results.provenance import cpu_only, measured_on, recorded
 from overlap_sweep.results.records import LayerTrial, Records
 from overlap_sweep.results.run_directory import Result, settings_file
-from overlap_sweep.results.traces import drawn_trace
+from overlap_sweep.results.traces import drawn_trace, on_nodes
 from overlap_sweep.results.verdict import TYPICAL_SCATTER_OF_LAYERS
 from overlap_sweep.study.section import LAUNCH_BOUND_NOTE
 from overlap_sweep.workloads.layer.answer import (
@@ -49,9 +48,6 @@ from overlap_sweep.workloads.layer.config import Asked, Resolved
 from overlap_sweep.workloads.layer.moe import megatron_arguments as megatron_moe_arguments
 from overlap_sweep.workloads.layer.result import LayerTimes, attention_backend
 
-MEGATRON_BACKENDS = ("transformer_engine", "megatron")
-"""Backends whose variants Megatron-LM can run."""
-
 C = Column[VariantRow]
 OfPoint = Column[PointRow[VariantRow]]
 
@@ -62,8 +58,6 @@ def _asked_of_experts(name: str, about: str = "", kind: Kind = "count", header: 
 
 
 OF_POINT = (
-    replace(table.POINT, queried=True),
-    table.DIRECTORY,
     replace(table.MODEL, differing=True, dropped=1),
     replace(table.BACKEND, header=""),
     table.DEVICE,
@@ -86,9 +80,7 @@ OF_POINT = (
         about="Whether the iteration has an optimizer step after the backward pass.",
     ),
     OfPoint("attention_backend", lambda row: attention_backend(row.point.result), kind="text"),
-    OfPoint("", lambda row: row.measured and row.measured.label, kind="text", header="variant", style="setting"),
-    table.STATUS,
-    table.ERROR,
+    table.measured_column(attribute("", kind="text", read="label", header="variant", style="setting")),
 )
 TIMES = (
     *(
@@ -102,7 +94,8 @@ TIMES = (
     attribute("speedup"),
     attribute("reference", "Variant that the ratio refers to: none, or if it was not measured the first one.", "text"),
     attribute(
-        *("ratio", "time_us over that of the reference in the same round, median of the rounds; below 1 is faster."),
+        "ratio",
+        "time_us over that of the reference in the same round, median of the rounds; below 1 is faster.",
         read="gain.ratio",
         header="ratio",
         show="{:.3f}".format,
@@ -118,7 +111,13 @@ TIMES = (
     LAUNCH_BOUND_NOTE,
 )
 VARIANT = attribute("variant", kind="text", read="name")
-TABLE = points_table("layers", "one row per point and variant", OF_POINT, (replace(VARIANT, queried=True), *TIMES))
+TABLE = points_table(
+    "layers",
+    "one row per point and variant",
+    OF_POINT,
+    (replace(VARIANT, queried=True), *TIMES),
+    point=replace(table.POINT, queried=True),
+)
 LABEL = C("", lambda row: row.label, kind="text", header="variant", style="setting")
 COMPARED = Table("layers", "one row per variant", (LABEL, VARIANT, *TIMES))
 
@@ -151,7 +150,6 @@ def section(sources: Sources) -> Section | None:
         ],
         points=Listing(TABLE, rows, "Every variant of the whole layers."),
         report={"layers": [report(point, layers.get(point.directory), root) for point in points]},
-        launch_bound=sum(any(row.launch_bound for row in layer.rows) for layer in layers.values()),
     )
 
 
@@ -178,11 +176,13 @@ def _answer(layer: LayerAnalysis, root: Path) -> Answer:
             Exhibit(chart=partial(_fastest_timeline, brief, layer), name="timeline", heading="Timeline"),
             causes.exhibit(
                 {
-                    layer.spoken_reference if row.name == layer.reference else row.label: causes.Side(
-                        point, row.name, time_us=row.whole.time_us
-                    )
-                    for row in layer.rows
-                    if row.name == layer.reference or row is layer.best
+                    "": {
+                        layer.spoken_reference if row.name == layer.reference else row.label: causes.Side(
+                            point, row.name, time_us=row.whole.time_us
+                        )
+                        for row in layer.rows
+                        if row.name == layer.reference or row is layer.best
+                    }
                 }
             ),
         ],
@@ -202,28 +202,19 @@ def card(layer: LayerAnalysis, title: str, root: Path) -> Card:
         )
     hidden = f"It hides {as_percent(best.hidden_fraction)} of the communication. " if best.hidden_fraction > 0 else ""
     gain = best.gain.in_words(layer.spoken_reference)
-    limits = cpu_only([layer.point])
     sentences = [f"{hidden}Measured in {rounds}.", *set_in_training(layer.point.case.process_wide)]
     winner, config = best.measured, layer.point.config_as(Resolved)
+    limits, shown = cpu_only([layer.point]), Card(title, f"Use {best.label}: {gain}", sentences)
     if winner.arguments:
-        moe = of_moe(config)
-        assert moe
-        assert moe.ep_size
-        use = megatron_moe_arguments(winner.arguments, moe.ep_size)
-        return Card(title, f"Use {best.label}: {gain}", sentences, use=use, limits=limits)
-    if config.backend not in MEGATRON_BACKENDS or not winner.switches:
-        return Card(title, f"Use {best.label}: {gain}", sentences)
+        use = megatron_moe_arguments(winner.arguments, config.world_size)
+        return replace(shown, use=use, limits=limits)
+    if config.backend not in USERBUFFER_BACKENDS or not winner.switches:
+        return shown
     given = best.name.removeprefix(FILE) if best.name.startswith(FILE) else ""
     written = (layer.point.directory.relative_to(root) / settings_file(best.name)).as_posix()
     overlap, file = OverlapConfig(winner.settings, winner.switches), (given or written) if winner.settings else ""
-    return Card(
-        title,
-        f"Use {best.label}: {gain}",
-        sentences,
-        file="" if given else file,
-        use=megatron_arguments(overlap, config.tp_size, file),
-        limits=limits,
-    )
+    use = megatron_arguments(overlap, config.tp_size, file)
+    return replace(shown, file="" if given else file, use=use, limits=limits)
 
 
 def compared(layer: LayerAnalysis, best: VariantRow | None) -> Listing[VariantRow]:
@@ -239,23 +230,30 @@ def legend(layer: LayerAnalysis) -> str:
     )
 
 
-def report(point: Point, layer: LayerAnalysis | None, root: Path) -> dict[str, Any]:
+def report(point: Point, layer: LayerAnalysis | None, root: Path) -> dict[str, object]:
     """Returns the layer's entry in tuning_report.json."""
-    row, rows = PointRow[VariantRow](point, root, None), layer.rows if layer else []
+    row = PointRow[VariantRow](point, root, None)
+    of_point = (table.POINT, table.DIRECTORY, *OF_POINT, table.STATUS, table.ERROR)
     return {
-        **{column.name: column.value(row) for column in OF_POINT if column.name},
+        **{column.name: column.value(row) for column in of_point if column.name},
         **recorded([point]),
         "warnings": point.result.warnings if point.result else [],
         "verdict": layer.verdict if layer else None,
-        "variants": [
-            {
-                **cells,
-                "settings": row.measured.settings,
-                "switches": row.measured.switches,
-                **({"arguments": row.measured.arguments} if row.measured.arguments else {}),
-            }
-            for row, cells in zip(rows, COMPARED.records(rows), strict=True)
-        ],
+        "variants": list(variants(layer).values()),
+    }
+
+
+def variants(layer: LayerAnalysis | None) -> dict[str, dict[str, object]]:
+    """Returns the entries of the layer's variants in tuning_report.json, by name."""
+    rows = layer.rows if layer else []
+    return {
+        row.name: {
+            **cells,
+            "settings": row.measured.settings,
+            "switches": row.measured.switches,
+            **({"arguments": row.measured.arguments} if row.measured.arguments else {}),
+        }
+        for row, cells in zip(rows, COMPARED.records(rows), strict=True)
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from overlap_sweep.overlap import models, space
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.results.identity import key_of, point_identity
 from overlap_sweep.workloads import Sample, Searchable, Workload, run_of
+from overlap_sweep.workloads.layer.config import Layer
 from overlap_sweep.workloads.operator.config import Config, Resolved
 
 if TYPE_CHECKING:
@@ -21,42 +22,46 @@ if TYPE_CHECKING:
 NOISE_GOAL = "workload.noise_goal"
 
 
-def complete(config: Config) -> dict[str, Any]:
+def complete(config: Config) -> Config:
     """Returns the point with its backend and with unset knobs at the backend's defaults for the method. Knobs that the
     backend lacks are null."""
     model = models.without_experts(config.model)
-    config = replace(config, backend=backends.chosen(config), model=model, with_cublasmp=config.with_cublasmp or None)
-    own = {name: value for name, value in config.items() if name != "layer"}
-    own |= dict.fromkeys(space.absent_knobs(config.backend, own))
+    backend, cublasmp = backends.chosen(config), config.with_cublasmp or None
+    config = replace(config, backend=backend, model=model, with_cublasmp=cublasmp, layer=Layer())
     if config.phases is None:
-        return _with_knobs(own, config)
+        return replace(
+            config, **_with_knobs({name: getattr(config, name) for name in ("method", *space.KNOBS)}, config)
+        )
     if mistake := space.phases_mistake(config.phases):
         raise UserError(f"{mistake}.")
-    return {**own, "phases": {phase: _with_knobs(setting, config) for phase, setting in config.phases.items()}}
+    phases = {phase: _with_knobs(setting, config) for phase, setting in config.phases.items()}
+    absent: dict[str, Any] = dict.fromkeys(space.absent_knobs(backend, aggregate=config.aggregate))
+    return replace(config, phases=phases, **absent)
 
 
-def _with_knobs(setting: Mapping[str, Any], config: Config) -> dict[str, Any]:
-    defaults = backends.default_knobs(config, setting["method"])
+def _with_knobs(setting: space.Asked, config: Config) -> dict[str, Any]:
+    defaults = backends.default_knobs(config, space.method_of(setting))
     complete = {**setting, **{knob: value for knob, value in defaults.items() if setting.get(knob) is None}}
-    return complete | dict.fromkeys(space.absent_knobs(config.backend, setting) & complete.keys())
+    absent = space.absent_knobs(config.backend, aggregate=setting.get("aggregate"))
+    return complete | dict.fromkeys(absent & complete.keys())
 
 
 def refusal(point: Resolved) -> str | None:
     return (
         space.refusal(point)
-        or models.refusal(point["model"], point.operator, point.workload.tokens, point.tp_size)
+        or models.refusal(point.model, point.operator, point.workload.tokens, point.tp_size)
         or backends.load(point.backend).refusal(point, point.operator, space.settings(point))
     )
 
 
 def _words(config: Config, overrides: Sequence[str]) -> list[str]:
-    begin = [models.short_name(config["model"]), f"tp{config.tp_size}", config.operator]
+    begin = [models.short_name(config.model), f"tp{config.tp_size}", config.operator]
     # A point with wrong phases is refused later, under its name.
     if config.phases and not space.phases_mistake(config.phases):
         settings = (f"{phase}.{space.brief_name(setting)}" for phase, setting in config.phases.items())
         return [*begin, "+".join(settings)]
-    absent = space.absent_knobs(config.backend, config)
-    knobs = {knob: value for knob in space.KNOBS if knob not in absent and (value := config[knob]) is not None}
+    absent = space.absent_knobs(config.backend, aggregate=config.aggregate)
+    knobs = {knob: value for knob in space.KNOBS if knob not in absent and (value := getattr(config, knob)) is not None}
     words = [*begin, *([config.phase] if config.phase != "all" else [])]
     # A search gives all its points the same, by `phases`.
     words += [override.removeprefix("workload.") for override in overrides if override.startswith(NOISE_GOAL)]

@@ -17,6 +17,7 @@ from overlap_sweep.overlap.overlap_cfg import (
     NONE,
     NONE_IN_WORDS,
     TUNED,
+    USERBUFFER_BACKENDS,
     megatron_arguments,
     set_in_training,
     spoken,
@@ -29,8 +30,6 @@ from overlap_sweep.results.provenance import cpu_only, different_environments, r
 from overlap_sweep.workloads.operator.answer import CaseAnalysis, baseline_drift
 from overlap_sweep.workloads.operator.choice import PassChoice, default_sum_us, gain_together, labels
 from overlap_sweep.workloads.operator.proof import Proof, advised
-
-USERBUFFER_BACKENDS = ("transformer_engine", "megatron")
 
 HOW_TO_ASYNC_TP = (
     "To switch async TP on in torchtitan: --compile.enable --compile.enable_async_tensor_parallel (before August 2026 "

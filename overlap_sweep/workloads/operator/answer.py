@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
 
 from overlap_sweep.config import Model
 from overlap_sweep.overlap import space
@@ -31,7 +30,7 @@ ROUNDING = 1e-9
 """600 x 4 / 2000 is 1.2 and must not fail a tolerance of 0.2 for the last binary digit."""
 
 
-def config_id(tp_size: int | None, operator: str, phase: str, settings: Mapping[str, Mapping[str, Any]]) -> str:
+def config_id(tp_size: int | None, operator: str, phase: str, settings: Mapping[str, space.Setting]) -> str:
     """Returns the id of a slot's configuration, given the settings by slot: `tp2_fc1_fprop_ring_agg0`.
 
     It has the knobs that differ from the method's defaults. Where the pass's other slot overlaps too it is named, since
@@ -143,7 +142,7 @@ class CaseAnalysis:
         return [known.get(item, SwitchAdvice(*item, f"as measured on {measured}")) for item in changed]
 
     @property
-    def sizes(self) -> dict[str, Any]:
+    def sizes(self) -> dict[str, object]:
         """Returns the model's sizes as in docs/options.md, without those it has none of."""
         model = self.points[0].config.model
         return {name: value for name, value in asdict(model).items() if name in _SIZES and value is not None}
@@ -152,7 +151,7 @@ class CaseAnalysis:
     def applies_to(self) -> list[str]:
         """Returns which layers of the model the files apply to, in sentences; empty if all layers are alike."""
         operators = {choice.operator for plan in self.plans.values() for choice in plan.choices}
-        return applies_to(self.points[0].recorded["model"], operators)
+        return applies_to(self.points[0].config.model, operators)
 
     def unmeasured(self, tp_size: int) -> list[UnmeasuredSlot]:
         """Returns the slots that no operator point overlapped, and how they run in that configuration."""
@@ -214,7 +213,7 @@ def analyse_operators(sources: Sources) -> OperatorAnalysis:
 
 def _layers_with(points: Iterable[Point]) -> dict[str, int]:
     # Sizes that the user gives for one point add its operator.
-    return {operator: number for point in points for operator, number in layers_with(point.recorded["model"]).items()}
+    return {operator: number for point in points for operator, number in layers_with(point.config.model).items()}
 
 
 # A larger TP size pays if time(TP=n) is at most time(TP=1) / n plus a tolerance.

@@ -88,7 +88,7 @@ def exhibits(case: CaseAnalysis) -> list[Exhibit]:
             "slows the iteration down, so take times from the tables.",
             parts=lambda: list(_timelines(case)),
         ),
-        causes.exhibit_of_several(
+        causes.exhibit(
             {
                 f"TP={tp_size}, {operator}": _sides(case, choices)
                 for tp_size in case.plans
@@ -283,8 +283,8 @@ def _num_sm_lines(choice: PassChoice) -> Lines | None:
     None if no setting has one."""
     arms: dict[str, list[LinePoint]] = defaultdict(list)
     for candidate in choice.candidates:
-        numbers = {space.without_idle_knobs(setting).get("num_sm") for setting in candidate.settings.values()}
-        if len(numbers) == 1 and (num_sm := numbers.pop()) is not None:
+        numbers = {space.num_sm_of(space.without_idle_knobs(setting)) for setting in candidate.settings.values()}
+        if len(numbers) == 1 and (num_sm := numbers.pop()):
             plain = {slot: {k: v for k, v in s.items() if k != "num_sm"} for slot, s in candidate.settings.items()}
             arms[space.settings_name(plain)].append(_point(candidate, choice, num_sm))
     if not arms:

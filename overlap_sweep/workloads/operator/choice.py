@@ -12,23 +12,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.overlap_cfg import NONE_IN_WORDS
-from overlap_sweep.overlap.space import Setting
+from overlap_sweep.overlap.space import KnobValue, Setting
 from overlap_sweep.results import verdict
 from overlap_sweep.results.estimate import Estimate, hidden_fraction, normalised, pooled_none
 from overlap_sweep.results.gain import NO_GAIN, Gain, gain_of_sum, gain_over
-from overlap_sweep.results.points import Point
+from overlap_sweep.results.points import Case, Point
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.traces import TraceReading
 from overlap_sweep.workloads.operator.config import Asked, Resolved
 from overlap_sweep.workloads.operator.result import OperatorTimes, PassTimes, distinct
 
-Frozen = frozenset[Any]
+Frozen = frozenset[tuple[str, frozenset[tuple[str, KnobValue]]]]
 """The slots of a pass with their settings, hashable."""
-PassKey = tuple[Any, ...]
+PassKey = tuple[Case, int | None, str, str]
+"""Case, TP size, operator and pass."""
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Failures:
     attempted: set[str] = field(default_factory=set)
     """Slots that some point tried to overlap, whether it succeeded or not."""
 
-    def distrusts(self, settings: Mapping[str, Mapping[str, Any]]) -> bool:
+    def distrusts(self, settings: Mapping[str, Setting]) -> bool:
         return _arm(settings) in self.wrong or frozen(settings) in self.broken
 
 
@@ -56,24 +56,23 @@ def wrong_passes(result: Result) -> set[str]:
     return {"fwd" if name == "output" else "bwd" for name in wrong}
 
 
-def frozen(settings: Mapping[str, Mapping[str, Any]], without: Sequence[str] = ()) -> Frozen:
+def frozen(settings: Mapping[str, Setting], without: Sequence[str] = ()) -> Frozen:
     return frozenset(
         (slot, frozenset((k, v) for k, v in s.items() if k not in without)) for slot, s in settings.items()
     )
 
 
-def _arm(settings: Mapping[str, Mapping[str, Any]]) -> Frozen:
+def _arm(settings: Mapping[str, Setting]) -> Frozen:
     return frozen(settings, ("num_sm", "cga_size"))
 
 
 def _pass_key(point: Point, pass_name: str) -> PassKey:
-    """Returns case, TP size, operator and pass; without the GPU's name, which failed points did not record."""
-    case, config = point.case, point.config_as(Asked)
-    same = case.model, case.backend, case.precision, case.tokens, case.process_wide
-    return *same, config.tp_size, config.operator, pass_name
+    """Returns the pass that a point measures, whatever the nodes, and the GPU, which failed points did not record."""
+    config = point.config_as(Asked)
+    return point.case._replace(device="", nodes=1), config.tp_size, config.operator, pass_name
 
 
-def slots_in_pass(settings: Mapping[str, space.Setting], pass_name: str) -> dict[str, space.Setting]:
+def slots_in_pass(settings: Mapping[str, Setting], pass_name: str) -> dict[str, Setting]:
     """Returns the slots of one pass."""
     return {slot: s for slot, s in settings.items() if space.PASS_OF_PHASE[slot.partition("_")[2]] == pass_name}
 
@@ -308,10 +307,10 @@ def choose(
     )
 
 
-def _complexity(candidate: Candidate) -> tuple[Any, ...]:
+def _complexity(candidate: Candidate) -> tuple[int, list[tuple[int, ...]]]:
     """Returns a sort key that decides ties: simpler and smaller settings come first."""
     keys = [
-        (space.METHODS.index(setting["method"]), *(abs(int(setting.get(knob) or 0)) for knob in space.KNOBS))
+        (space.METHODS.index(space.method_of(setting)), *(abs(int(setting.get(knob) or 0)) for knob in space.KNOBS))
         for _, setting in sorted(candidate.settings.items())
     ]
     return len(keys), keys

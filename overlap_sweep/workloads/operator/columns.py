@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
-from typing import Any
 
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.overlap_cfg import NONE
@@ -13,13 +12,9 @@ from overlap_sweep.report.numbers import as_percent, as_us
 from overlap_sweep.report.table import (
     BACKEND,
     DEVICE,
-    DIRECTORY,
-    ERROR,
     MODEL,
-    POINT,
     PRECISION,
     PROCESS_WIDE,
-    STATUS,
     Column,
     PointRow,
     Table,
@@ -114,7 +109,7 @@ def _settings(point: Point) -> Mapping[str, space.Setting]:
     }
 
 
-def _setting(row: PhaseRow) -> Mapping[str, Any]:
+def _setting(row: PhaseRow) -> space.Setting:
     """Returns the setting of the phase; its method is `none` without overlap."""
     operator = row.point.config_as(Asked).operator
     return _settings(row.point).get(space.slot(operator, row.part)) or {"method": NONE}
@@ -142,8 +137,6 @@ def _trace_note(row: PhaseTimes) -> str | None:
 
 _CONFIG_ID = "TP size, operator, phase and setting in one word; also the pass's other slot where it overlaps too."
 POINT_COLUMNS = (
-    POINT,
-    DIRECTORY,
     P("config_id", _id, _CONFIG_ID, "text", queried=True),
     replace(MODEL, differing=True),
     replace(BACKEND, differing=True),
@@ -159,8 +152,6 @@ POINT_COLUMNS = (
     P("method", lambda row: _setting(row)["method"], kind="text"),
     *knob_columns(_setting),
     P("", lambda row: space.brief_name(_setting(row)), kind="text", header="setting", style="setting"),
-    STATUS,
-    ERROR,
 )
 PHASE_COLUMNS = (
     attribute("time_us", read="times.point.median_us", header="time us"),
@@ -243,7 +234,7 @@ ANSWERS = Table(
             words=lambda row: space.brief_name(row.setting) + (" *" if row.setting != row.final_setting else ""),
             style="setting",
         ),
-        S("method", lambda row: row.setting["method"] if row.setting else NONE, kind="text"),
+        S("method", lambda row: space.method_of(row.setting or {}), kind="text"),
         *knob_columns(attrgetter("setting")),
         attribute(
             "time_us",

@@ -1,5 +1,6 @@
 """The typed configuration of `workload=operator`. The field docstrings are the manual."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -9,6 +10,7 @@ from msgspec import Meta
 from overlap_sweep.config import NO_PART_OF_A_POINT, ResolvedModel, ResolvedPoint
 from overlap_sweep.declared import Count, one_of, resolved
 from overlap_sweep.overlap.space import METHODS, OPERATORS, PHASES
+from overlap_sweep.overlap.space import Asked as AskedSetting
 from overlap_sweep.results.measured import Phase, WholeSetting
 from overlap_sweep.workloads.layer.config import KnobsConfig
 
@@ -80,7 +82,7 @@ class Resolved(Asked):
     tp_size: Count = field()
     num_sm: Count | None = None  # type: ignore[assignment]
     """null: an unused knob, which no longer has its default."""
-    phases: dict[str, dict[str, Any]] | None = None
+    phases: Mapping[str, AskedSetting] | None = None
 
     def __post_init__(self) -> None:
         msgspec.convert(self.phases, dict[Phase, WholeSetting] | None)

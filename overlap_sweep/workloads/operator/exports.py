@@ -11,7 +11,6 @@ pytorch/transformer.py).
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import yaml
 
@@ -20,15 +19,15 @@ from overlap_sweep.overlap.overlap_cfg import (
     ASYNC_TP_BACKEND,
     FLAGS,
     SWITCH_DEFAULTS,
+    USERBUFFER_BACKENDS,
     OverlapConfig,
     named,
     no_switches,
     scatters_dgrad,
 )
 from overlap_sweep.report.numbers import as_sentence, as_us, comments
-from overlap_sweep.results.provenance import describe_machine, environments, launch_commands, measured_when, multicast
+from overlap_sweep.results.provenance import describe_machine, launch_commands, machines, measured_when, multicast
 from overlap_sweep.workloads.operator.advice import (
-    USERBUFFER_BACKENDS,
     async_tp_advice,
     file_name,
     is_async_tp,
@@ -42,7 +41,7 @@ _LEFT_OUT = "gets Transformer Engine's default overlap, unless a switch turns it
 
 _BRIDGE_MODULE = "megatron.bridge.training.comm_overlap"
 _NO_DEFAULT = object()
-_BRIDGE_FIELDS: dict[str, dict[str, Any]] = {
+_BRIDGE_FIELDS: dict[str, dict[str, object]] = {
     "bulk": dict.fromkeys(("num_sm", "cga_size", "set_sm_margin"), _NO_DEFAULT),
     "ring_exchange": {
         **{"aggregate": False, "num_sm": 1, "cga_size": 1, "set_sm_margin": False},
@@ -88,7 +87,7 @@ def _origin(case: CaseAnalysis, tp_size: int, command: str) -> list[str]:
     points = [*case.points, *(proof.trial.point for proof in case.proofs.values() if proof.trial.point)]
     lines = [
         f"{case.case}",
-        f"Measured {measured_when(points)} on {describe_machine(environments(case.points)[0])}",
+        f"Measured {measured_when(points)} on {describe_machine(machines(case.points)[0])}",
         *(f"  {line}" for line in dict.fromkeys([*launch_commands(points), command])),
         *overlap_cfg.set_in_training(case.case.process_wide),
     ]
@@ -200,7 +199,7 @@ def _bridge_class(method: str) -> str:
     return f"{method.title().replace('_', '')}OverlapCfg"
 
 
-def _bridge_setting(slot: str, setting: Mapping[str, Any]) -> str:
+def _bridge_setting(slot: str, setting: space.Setting) -> str:
     method = _method(slot, setting)
     wanted = {**_defaults(slot, method), **setting}
     arguments = ", ".join(
@@ -240,11 +239,11 @@ def ub_cfgs_json(config: OverlapConfig) -> str:
     return json.dumps(slots, indent=2) + "\n"
 
 
-def _method(slot: str, setting: Mapping[str, Any]) -> str:
+def _method(slot: str, setting: space.Setting) -> str:
     return str(setting.get("method", space.USERBUFFERS_DEFAULT_SETTINGS[slot]["method"]))
 
 
-def _defaults(slot: str, method: str) -> dict[str, Any]:
+def _defaults(slot: str, method: str) -> space.Setting:
     """Returns initialize_ub's defaults for the unset knobs of a slot, as far as each is one value.
 
     They depend on the slot's default method, not on `method`, except for a dgrad that scatters its output.

@@ -28,7 +28,7 @@ from overlap_sweep.results.points import Case, Point
 from overlap_sweep.results.records import LayerTrial, TunerRecord
 from overlap_sweep.workloads.layer.answer import LayerAnalysis, VariantRow, analyse_layer, compare, labels
 from overlap_sweep.workloads.layer.config import Asked as LayerPoint
-from overlap_sweep.workloads.layer.result import LayerTimes, VariantTimes
+from overlap_sweep.workloads.layer.result import LayerTimes
 from overlap_sweep.workloads.operator.config import Resolved
 
 NO_OVERLAP = OverlapConfig({}, {**SWITCH_DEFAULTS, "tp_comm_overlap": False})
@@ -45,7 +45,7 @@ class Trial:
     layer: LayerAnalysis | None = None
     """The point's variants under their labels; None unless the point is ok."""
     names: dict[str, str] = field(default_factory=dict)
-    times: dict[str, VariantTimes] = field(default_factory=dict)
+    """Names of its variants by label."""
     warnings: list[str] = field(default_factory=list)
     """The point's warnings, one sentence each; also why a variant was not measured."""
 
@@ -63,10 +63,10 @@ class Trial:
     def configs(self) -> dict[str, OverlapConfig]:
         """Returns the configurations of the measured variants by label, without the floor."""
         return {
-            label: OverlapConfig(times.settings, {**SWITCH_DEFAULTS, **times.switches})
+            label: OverlapConfig(row.measured.settings, {**SWITCH_DEFAULTS, **row.measured.switches})
             if self.names[label] != NONE
             else NO_OVERLAP
-            for label, times in self.times.items()
+            for label, row in self.rows.items()
             if label != FLOOR
         }
 
@@ -99,7 +99,7 @@ def read_trial(trial: LayerTrial, directory: Path, points: Mapping[Path, Point])
     for label, name in sorted(trial.variants.items(), key=lambda item: -len(item[1])):
         if name.startswith(FILE):
             warnings = [warning.replace(name, label) for warning in warnings]
-    return Trial(trial.tp_size, trial.point, point, layer, names, times, warnings)
+    return Trial(trial.tp_size, trial.point, point, layer, names, warnings)
 
 
 @dataclass(frozen=True)
@@ -264,13 +264,13 @@ def _judged(trial: Trial, directory: Path, case: Case | None, together: list[Tri
         return unproven(broken or trial.why_not_ok)
     if case is None:
         return unproven("no operators were measured for its case")
-    others = [label for label in trial.configs if label != TUNED and not trial.times[label].launch_bound]
-    if TUNED not in trial.times:
+    others = [label for label in trial.configs if label != TUNED and not trial.rows[label].launch_bound]
+    if TUNED not in trial.rows:
         # The tuner leaves it out only after the layer failed with it.
         warnings = (warning for warning in trial.warnings if warning.startswith(f"{TUNED} "))
         reason = next(warnings, broken or "tuned was not measured").rstrip(".")
         return unproven(reason, _best_of(others, trial) if others else NONE)
-    if trial.times[TUNED].launch_bound:
+    if trial.rows[TUNED].launch_bound:
         return unproven("tuned was launch-bound: its time says nothing about the device")
     if not others:
         return unproven("every other variant was launch-bound or not measured")
@@ -280,7 +280,7 @@ def _judged(trial: Trial, directory: Path, case: Case | None, together: list[Tri
 
 def _best_of(labels: Sequence[str], trial: Trial) -> str:
     """Returns the fastest label, or the simplest within its noise: none, then the default, then presets."""
-    fastest = min(labels, key=lambda label: trial.times[label].times["all"].median_us)
+    fastest = min(labels, key=lambda label: trial.rows[label].measured.times["all"].median_us)
     order = sorted(labels, key=lambda label: (label != NONE, label != DEFAULT))
     to_others = _compare(trial, fastest, order)
     return next(label for label in order if not to_others[label].faster)
@@ -288,5 +288,5 @@ def _best_of(labels: Sequence[str], trial: Trial) -> str:
 
 def _compare(trial: Trial, one: str, others: Sequence[str], tried: int = 1) -> dict[str, Gain]:
     assert trial.point
-    times = [(trial.times[one], trial.times[other]) for other in others]
+    times = [(trial.rows[one].measured, trial.rows[other].measured) for other in others]
     return dict(zip(others, compare(times, trial.point.config.runtime.device, tried), strict=True))

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,9 @@ from overlap_sweep.workloads.operator.result import DefaultTiming, OperatorTimes
 TP1_REPEATS = 7
 """Most timed passes of the unsharded operator."""
 
+Inputs = dict[tuple[tuple[int, int], tuple[int, int]], tuple[list[Tensor], list[Tensor]]]
+"""Inputs and output gradients by input and output shape."""
+
 
 def run(point: Resolved, directory: Path, ranks: Ranks) -> dict[str, Any]:
     """Returns the measured fields of `Result`: checks, times and profiles the point."""
@@ -60,11 +63,10 @@ def run(point: Resolved, directory: Path, ranks: Ranks) -> dict[str, Any]:
     samples = time_variants(
         variants, ranks, workload.warmup, workload.repeats, enough=_enough(point, bench), seldom=["floor"]
     )
-    tp1 = tp1_times(point, ranks)
     times = {}
     for name in (*space.PASSES, "all"):
         timed = {variant: summarise(taken.us[name]) for variant, taken in samples.items()}
-        times[name] = PassTimes(**timed, tp1=tp1[name], default=default.times.get(name))
+        times[name] = PassTimes(**timed, tp1=bench.tp1[name], default=default.times.get(name))
     relative = {name: times[name].point.median_us / times[name].none.median_us for name in space.PASSES}
     bench.none_us = bench.none_us or {name: times[name].none.median_us for name in space.PASSES}
     among_best = bench.is_among_best(point, relative, margin=0.01)
@@ -99,7 +101,7 @@ def _enough(point: Resolved, bench: Bench) -> Enough | None:
 
 
 def _check_sm_count(point: Resolved, ranks: Ranks) -> None:
-    most = max((setting.get("num_sm", 0) for setting in space.settings(point).values()), default=0)
+    most = max(map(space.num_sm_of, space.settings(point).values()), default=0)
     if ranks.device.type == "cuda":
         count = torch.cuda.get_device_properties(ranks.device).multi_processor_count
         if most > count:
@@ -112,25 +114,22 @@ def _default_overlap(point: Resolved, bench: Bench) -> DefaultOverlap:
         # All ranks must agree, and their clocks differ.
         (age_s,) = bench.ranks.slowest([time.monotonic() - bench.default.measured_s])
         if age_s >= point.workload.default_every_s:
-            times, warnings = _measure_default(point, bench)
-            bench.default = DefaultOverlap(time.monotonic(), times, warnings)
+            bench.default = _measure_default(point, bench)
     return bench.default
 
 
-def _measure_default(point: Resolved, bench: Bench) -> tuple[dict[str, DefaultTiming], list[str]]:
-    """Returns the default's times by pass, and warnings."""
+def _measure_default(point: Resolved, bench: Bench) -> DefaultOverlap:
     backend, ranks, workload, measured = backends.load(point.backend), bench.ranks, point.workload, now()
     try:
         with named_range("prepare default"):
             backend.prepare(point, "default")
     except Refused as reason:
-        return {}, [f"The library's default overlap was not measured: {reason}."]
+        return DefaultOverlap(warnings=[f"The library's default overlap was not measured: {reason}."])
     variants = {"default": bench.variant(point, "default"), "none": bench.none}
     error = relative_error(variants["default"], variants["none"], ranks, "default")
     if max(error.values()) > space.DEFAULT_TOLERANCE:
-        return {}, [
-            f"The library's default overlap computes wrong numbers and was not measured: relative error {error}."
-        ]
+        warning = f"The library's default overlap computes wrong numbers and was not measured: relative error {error}."
+        return DefaultOverlap(warnings=[warning])
     samples = time_variants(variants, ranks, workload.warmup, workload.repeats)
     times = {}
     for name in (*space.PASSES, "all"):
@@ -138,31 +137,33 @@ def _measure_default(point: Resolved, bench: Bench) -> tuple[dict[str, DefaultTi
         times[name] = DefaultTiming(default, none, measured)
     late = any(taken.launch_bound for taken in samples.values())
     said = "The library's default overlap was launch-bound: its time says nothing about the GPU."
-    return times, [said] if late else []
+    return DefaultOverlap(times, [said] if late else [])
 
 
 @dataclass
 class DefaultOverlap:
     """The last measurement of the library's own default overlap."""
 
-    measured_s: float = -math.inf
     times: Mapping[str, DefaultTiming] = field(default_factory=dict)
+    """Times by pass; empty if it could not be measured."""
     warnings: list[str] = field(default_factory=list)
+    measured_s: float = field(default_factory=time.monotonic)
 
 
 @dataclass
 class Bench:
     """One operator on this rank. Variants of equal shapes share weights and inputs."""
 
+    plain: Resolved
+    """A point of the operator without overlap."""
     ranks: Ranks
     parameters: Mapping[str, Tensor]
     none: Variant
     floor: Variant
-    inputs: dict[tuple[tuple[int, int], ...], tuple[list[Tensor], list[Tensor]]] = field(default_factory=dict)
-    """Inputs and output gradients by input and output shape."""
+    inputs: Inputs = field(default_factory=dict)
     best: dict[str, float] = field(default_factory=dict)
     """Smallest time so far over the none time of the same point, by pass."""
-    default: DefaultOverlap = field(default_factory=DefaultOverlap)
+    default: DefaultOverlap = field(default_factory=lambda: DefaultOverlap(measured_s=-math.inf))
     none_us: dict[str, float] = field(default_factory=dict)
     """The none time of the first point, by pass, to which all points' objectives are scaled."""
     none_profiled: bool = False
@@ -171,6 +172,21 @@ class Bench:
         say(f"builds {purpose} of {point.operator}: {space.settings(point) if purpose == 'point' else ''}")
         linear = backends.load(point.backend).build(point, purpose, self.ranks, self.parameters)
         return _variant(linear, _input_stream(point, self.ranks), self.inputs)
+
+    @cached_property
+    def tp1(self) -> dict[str, Timing]:
+        """Returns the times of the unsharded operator by pass, measured on rank 0 while the others wait, once, since no
+        setting changes them. Collective."""
+        point, repeats = self.plain, min(TP1_REPEATS, self.plain.workload.repeats)
+        us = {name: [0.0] * repeats for name in (*space.PASSES, "all")}
+        if self.ranks.rank == 0:
+            backend, alone = backends.load(point.backend), Ranks(0, 1, self.ranks.device)
+            shape = models.operator_shape(point, point.operator).unsharded()
+            shapes = backend.parameter_shapes(point, shape)
+            parameters = draw_parameters(shapes, shape, point.precision, alone, point.workload.seed)
+            variant = _variant(backend.build(point, "tp1", alone, parameters), _input_stream(point, alone), {})
+            us = time_variants({"tp1": variant}, alone, point.workload.warmup, repeats)["tp1"].us
+        return {name: summarise(self.ranks.slowest(taken)) for name, taken in us.items()}
 
     def objective_us(self, point: Resolved, relative_times: Mapping[str, float]) -> float:
         """Returns the forward plus backward time of the operator, comparable between points and methods: passes under
@@ -208,13 +224,13 @@ def _bench(key: bytes, ranks: Ranks) -> Bench:
     backend, seed = backends.load(point.backend), point.workload.seed
     shape = models.operator_shape(point, point.operator)
     parameters = draw_parameters(backend.parameter_shapes(point, shape), shape, point.precision, ranks, seed)
-    inputs: dict[Any, Any] = {}
+    inputs: Inputs = {}
     say(f"builds none and floor of {point.operator}: {shape}")
     none, floor = (
         _variant(backend.build(point, purpose, ranks, parameters), _input_stream(point, ranks), inputs)
         for purpose in ("none", "floor")
     )
-    return Bench(ranks, parameters, none, floor, inputs)
+    return Bench(point, ranks, parameters, none, floor, inputs)
 
 
 def _input_stream(point: Resolved, ranks: Ranks) -> torch.Generator:
@@ -239,16 +255,16 @@ def draw_parameters(
     return drawn
 
 
-def _variant(linear: ParallelLinear, generator: torch.Generator, known_inputs: dict[Any, Any]) -> Variant:
+def _variant(linear: ParallelLinear, generator: torch.Generator, known_inputs: Inputs) -> Variant:
     """Returns a variant that rotates through enough inputs to keep them out of the L2 cache."""
     weight = linear.parameters["weight"]
     shapes = linear.input_shape, linear.output_shape
     if shapes not in known_inputs:
-        draw: dict[str, Any] = {"generator": generator, "device": weight.device, "dtype": weight.dtype}
+        draw = partial(torch.randn, generator=generator, device=weight.device, dtype=weight.dtype)
         input_bytes = linear.input_shape[0] * linear.input_shape[1] * weight.element_size()
         count = min(MOST_INPUTS, 1 + -(-L2_BYTES // input_bytes)) if weight.is_cuda else 2
-        drawn = [torch.randn(linear.input_shape, **draw).requires_grad_() for _ in range(count)]
-        known_inputs[shapes] = drawn, [torch.randn(linear.output_shape, **draw) for _ in range(count)]
+        drawn = [draw(linear.input_shape).requires_grad_() for _ in range(count)]
+        known_inputs[shapes] = drawn, [draw(linear.output_shape) for _ in range(count)]
     inputs, gradients = known_inputs[shapes]
     names = ("input_grad", *(f"{name}_grad" for name in linear.parameters))
 
@@ -261,27 +277,3 @@ def _variant(linear: ParallelLinear, generator: torch.Generator, known_inputs: d
         return dict(zip(names, torch.autograd.grad(output, leaves, gradients[at]), strict=True))
 
     return Variant(forward, backward)
-
-
-@lru_cache
-def _tp1(key: bytes, ranks: Ranks) -> dict[str, Timing]:
-    point = msgspec.json.decode(key, type=Resolved)
-    repeats = min(TP1_REPEATS, point.workload.repeats)
-    us = {name: [0.0] * repeats for name in (*space.PASSES, "all")}
-    if ranks.rank == 0:
-        backend, alone, shape = (
-            backends.load(point.backend),
-            Ranks(0, 1, ranks.device),
-            models.operator_shape(point, point.operator).unsharded(),
-        )
-        seed = point.workload.seed
-        parameters = draw_parameters(backend.parameter_shapes(point, shape), shape, point.precision, alone, seed)
-        variant = _variant(backend.build(point, "tp1", alone, parameters), _input_stream(point, alone), {})
-        us = time_variants({"tp1": variant}, alone, point.workload.warmup, repeats)["tp1"].us
-    return {name: summarise(ranks.slowest(taken)) for name, taken in us.items()}
-
-
-def tp1_times(point: Resolved, ranks: Ranks) -> dict[str, Timing]:
-    """Returns the times of the unsharded operator by pass, measured on rank 0 while the others wait, once per worker
-    group, since no setting changes them. Collective."""
-    return _tp1(_key(point), ranks)

@@ -4,7 +4,6 @@ tuning_report.json, and the times for comparisons and histories."""
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from msgspec import structs
@@ -42,6 +41,7 @@ from overlap_sweep.workloads.operator.choice import (
     Candidate,
     Frozen,
     PassChoice,
+    PassKey,
     choose_all,
     failures_by_pass,
     frozen,
@@ -80,7 +80,6 @@ def section(sources: Sources) -> Section | None:
         decided=decided,
         files=[file for case in analysis.cases for file in _files(case, sources)],
         more=tuning(sources, analysis.strays),
-        launch_bound=sum(len(case.launch_bound) for case in analysis.cases),
         problems=[problem for trace in read for problem in trace.problems],
         warnings=[warning for trace in read for warning in trace.warnings],
     )
@@ -88,7 +87,7 @@ def section(sources: Sources) -> Section | None:
 
 def point_rows(points: Sequence[Point], root: Path, analysis: OperatorAnalysis) -> list[PhaseRow]:
     """Returns one row per phase that a point overlaps, or that it requests if it overlaps none."""
-    chosen: dict[tuple[Any, ...], Frozen] = {
+    chosen: dict[PassKey, Frozen] = {
         (case.case, choice.tp_size, choice.operator, choice.pass_name): frozen(choice.chosen.settings)
         for case in analysis.cases
         for tp_size in case.plans
@@ -112,7 +111,7 @@ def point_rows(points: Sequence[Point], root: Path, analysis: OperatorAnalysis) 
     return rows
 
 
-def _place(row: PhaseRow) -> tuple[Any, ...]:
+def _place(row: PhaseRow) -> tuple[object, ...]:
     """Returns a sort key from simple to complex, without the device, which failed points did not record."""
     config, phases = row.point.config_as(Asked), (*space.PHASES, "all")
     knobs = [abs(int(getattr(config, knob) or 0)) for knob in space.KNOBS]
@@ -164,7 +163,7 @@ def _files(case: CaseAnalysis, sources: Sources) -> Iterator[File]:
 
 def _report(
     analysis: OperatorAnalysis, sources: Sources, rows: Sequence[Row], decided: Listing[SlotAnswer]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Returns the operators' part of tuning_report.json. Times are in microseconds; unknown or undefined values are
     None. `configurations` are the points' `rows` and `best` the answers' rows, both also with the `USUAL_NAMES` of some
     columns.
@@ -194,7 +193,9 @@ def _report(
             for case in cases
             for tp_size, card in cards(case).items()
         ],
-        "best": [_best(answer, row) for answer, row in zip(decided.rows, decided.records, strict=True)],
+        "best": [
+            _best(answer, row) for answer, row in zip(decided.rows, decided.table.records(decided.rows), strict=True)
+        ],
         "recommendations": [
             {
                 **_case_and_size(case, tp_size),
@@ -230,7 +231,7 @@ def _report(
     }
 
 
-def _case_and_size(case: CaseAnalysis, tp_size: int) -> dict[str, Any]:
+def _case_and_size(case: CaseAnalysis, tp_size: int) -> dict[str, object]:
     return {"case": case.case.name, "tp_size": tp_size}
 
 
@@ -246,7 +247,7 @@ def _case_name(point: Point, cases: Sequence[CaseAnalysis]) -> str | None:
     return found[0] if len(found) == 1 else None
 
 
-def _case(case: CaseAnalysis) -> dict[str, Any]:
+def _case(case: CaseAnalysis) -> dict[str, object]:
     return {
         "name": case.case.name,
         **case.case._asdict(),
@@ -260,7 +261,7 @@ def _case(case: CaseAnalysis) -> dict[str, Any]:
     }
 
 
-def _best(answer: SlotAnswer, row: Row) -> dict[str, Any]:
+def _best(answer: SlotAnswer, row: Row) -> dict[str, object]:
     return {
         "case": answer.case.case.name,
         **row,
@@ -272,7 +273,7 @@ def _best(answer: SlotAnswer, row: Row) -> dict[str, Any]:
     }
 
 
-def _outcome(outcome: Outcome, root: Path, folder: str) -> dict[str, Any]:
+def _outcome(outcome: Outcome, root: Path, folder: str) -> dict[str, object]:
     """Returns the outcome of a proof with its measurements; `reason` says why nothing was proven."""
     found = {
         **_trial(outcome.trial, root),
@@ -298,12 +299,11 @@ def _outcome(outcome: Outcome, root: Path, folder: str) -> dict[str, Any]:
     return found | {"reason": outcome.reason}
 
 
-def _trial(trial: Trial | None, root: Path) -> Mapping[str, Any]:
+def _trial(trial: Trial | None, root: Path) -> Mapping[str, object]:
     if not trial or not trial.point:
         return {"point": trial.name if trial else None, "variants": {}}
     layer = layers.report(trial.point, trial.layer, root)
-    variants = {variant["variant"]: variant for variant in layer["variants"]}
-    return {**layer, "variants": variants, "warnings": trial.warnings}
+    return {**layer, "variants": layers.variants(trial.layer), "warnings": trial.warnings}
 
 
 def _relative(directory: Path, root: Path) -> str:
@@ -346,7 +346,7 @@ def plain_setting(slot: str, setting: space.Setting) -> space.Setting:
     """Returns the setting in a form that is equal for all backends: without num_sm of a ring exchange by copy engines,
     and with the knobs that are always named."""
     operator, _, phase = slot.partition("_")
-    method = setting["method"]
+    method = space.method_of(setting)
     usual = space.USERBUFFERS_DEFAULTS[method]
     named = set(space.knobs_of(operator, phase, method)) & {"aggregate", "num_splits"} & usual.keys()
     plain = {**{knob: usual[knob] for knob in sorted(named)}, **setting}

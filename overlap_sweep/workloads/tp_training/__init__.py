@@ -8,23 +8,25 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from overlap_sweep.backends.transformer_engine import unusable
+from overlap_sweep.backends.installed import unusable
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import models, overlap_cfg, space
-from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.results.identity import key_of, point_identity
 from overlap_sweep.workloads import Sample, Searchable, Workers, Workload, run_of, tp_groups_on_nodes, tp_ranks
-from overlap_sweep.workloads.memory import ADAM_BYTES, Memory, layer_activations
+from overlap_sweep.workloads.memory import ADAM_BYTES, Memory
 from overlap_sweep.workloads.tp_training.config import (
     BYTES_OF,
     DATA_PARALLEL_OPTIONS,
     DEFAULT_IMPL,
     IMPLEMENTATIONS,
+    OF_DATA_PARALLEL,
     PRECISION_OF,
+    REPORTED,
     SEQUENCE_PARALLEL,
     TP_TRAINING_ON,
+    TRAINED,
     Asked,
     Config,
     Resolved,
@@ -34,12 +36,7 @@ from overlap_sweep.workloads.tp_training.config import (
     dp_size_of,
     registered_implementations,
 )
-from overlap_sweep.workloads.tp_training.language_model import (
-    language_model,
-    layers_parameters,
-    megatron_refusals,
-    parameters,
-)
+from overlap_sweep.workloads.tp_training.language_model import language_model, megatron_refusals
 
 if TYPE_CHECKING:
     from overlap_sweep.results.run_directory import Result
@@ -61,7 +58,7 @@ _LIBRARIES = {
 """Libraries whose versions are part of the point, in addition to those in every result's environment."""
 
 
-def complete(config: Asked) -> dict[str, Any]:
+def complete(config: Asked) -> dict[str, object]:
     """Returns the point with the model's full config, steps and precision filled in, without unused options."""
     impl, tp_size = config.impl or DEFAULT_IMPL, config.tp_size
     if config.backend != "auto":
@@ -83,11 +80,14 @@ def complete(config: Asked) -> dict[str, Any]:
     in_sequence = training.sequence_parallel if training.sequence_parallel is not None else impl in SEQUENCE_PARALLEL
     training.sequence_parallel = in_sequence and tp_size != 1
     training.compile |= impl == "async_tp"
-    training = replace(training, **_data_parallel(training, impl, dp_size))
+    training = _data_parallel_recorded(training, impl, dp_size)
     sequences = training.batch_size * training.gradient_accumulation_steps * dp_size
-    completed = {
+    completed: dict[str, object] = {
         **{name: config[name] for name in _OF_ALL},
-        **{"impl": impl, "backend": impl, "dp_size": dp_size, "tp_training": asdict(training)},
+        "impl": impl,
+        "backend": impl,
+        "dp_size": dp_size,
+        "tp_training": asdict(training),
         "language_model": language_model(config.model),
         "libraries": _libraries(impl),
         "precision": PRECISION_OF[training.dtype],
@@ -111,22 +111,23 @@ def _libraries(impl: str) -> dict[str, str]:
     return {distribution.name: distribution.version} if distribution else {}
 
 
-def _data_parallel(training: TpTraining, impl: str, dp_size: int) -> dict[str, Any]:
-    """Returns the options of data parallelism of all implementations: null unless they change what is run."""
+def _data_parallel_recorded(training: ResolvedTraining, impl: str, dp_size: int) -> ResolvedTraining:
+    """Returns the options with those of data parallelism null unless they change what is run."""
     used = data_parallel(training, impl)
-    usual = {name: data_parallel(TpTraining(**asdict(training) | {name: None}), impl)[name] for name in used}
-    idle = {
-        **dict.fromkeys(used, dp_size == 1 or (impl == "autotp" and training.zero_stage == 0)),
-        **({"ddp_bucket_size": True} if used.get("overlap_grad_reduce") is False else {}),
-        **({"backward_prefetch": True} if used.get("reshard_after_forward") is False else {}),
-    }
-    changed = {name: value for name, value in used.items() if value != usual[name] and not idle[name]}
-    return dict.fromkeys(DATA_PARALLEL_OPTIONS) | changed
-
-
-def overlap_configs(point: Resolved) -> dict[str, OverlapConfig]:
-    """Returns Megatron-Core's overlap configuration if a file was given, else nothing."""
-    return {"": point.overlap_cfg} if point.overlap_cfg else {}
+    found = replace(training, **dict.fromkeys(DATA_PARALLEL_OPTIONS))  # type: ignore[arg-type]
+    for name in OF_DATA_PARALLEL.get(impl, DATA_PARALLEL_OPTIONS):
+        unset = replace(training)
+        setattr(unset, name, None)
+        value = getattr(used, name)
+        idle = (
+            dp_size == 1
+            or (impl == "autotp" and training.zero_stage == 0)
+            or (name == "ddp_bucket_size" and used.overlap_grad_reduce is False)
+            or (name == "backward_prefetch" and used.reshard_after_forward is False)
+        )
+        if value != getattr(data_parallel(unset, impl), name) and not idle:
+            setattr(found, name, value)
+    return found
 
 
 def refusal(point: Resolved) -> str | None:
@@ -135,82 +136,84 @@ def refusal(point: Resolved) -> str | None:
     if point.impl in IMPLEMENTATIONS:
         of_impl = _megatron_refusals if point.impl == "megatron" else _hugging_face_refusals
         refusals = chain(refusals, of_impl(point))
-    return next((reason for refused, reason in refusals if refused), None)
+    return next(refusals, None)
 
 
-def _model_refusals(point: Resolved) -> Iterator[tuple[Any, str]]:
-    """Yields pairs of a condition that refuses the point and its message, as do the next two functions. Later
-    conditions rely on earlier ones."""
-    model, tp_size, training = point.language_model, point.tp_size, point.tp_training
-    heads, kv_heads, length = model["num_attention_heads"], model["num_key_value_heads"], training.seq_length
+def _model_refusals(point: Resolved) -> Iterator[str]:
+    """Yields the reasons, as do the next two functions. Later conditions rely on earlier ones."""
+    model, tp_size, training = point.trained, point.tp_size, point.tp_training
+    heads, kv_heads, length = model.num_attention_heads, model.num_key_value_heads, training.seq_length
     for name in ("num_key_value_heads", "num_attention_heads", "intermediate_size"):
-        reason = f"{name}={model[name]} of {point.model.name} is not divisible by tp_size={tp_size}"
-        yield model[name] % tp_size, reason
-    yield heads % kv_heads, f"num_attention_heads={heads} is not divisible by num_key_value_heads={kv_heads}"
-    yield model["head_dim"] % 2, f"head_dim={model['head_dim']} is odd; rotary embeddings require an even one"
-    reason = f"tp_training.seq_length={length} is not divisible by tp_size={tp_size}; use a multiple"
-    yield training.sequence_parallel and length % tp_size, reason
+        if (size := getattr(model, name)) % tp_size:
+            yield f"{name}={size} of {point.model.name} is not divisible by tp_size={tp_size}"
+    if heads % kv_heads:
+        yield f"num_attention_heads={heads} is not divisible by num_key_value_heads={kv_heads}"
+    if model.head_dim % 2:
+        yield f"head_dim={model.head_dim} is odd; rotary embeddings require an even one"
+    if training.sequence_parallel and length % tp_size:
+        yield f"tp_training.seq_length={length} is not divisible by tp_size={tp_size}; use a multiple"
 
 
-def _hugging_face_refusals(point: Resolved) -> Iterator[tuple[Any, str]]:
+def _hugging_face_refusals(point: Resolved) -> Iterator[str]:
     impl, training = point.impl, point.tp_training
     on_cpu, in_sequence = point.runtime.device == "cpu", training.sequence_parallel
     if impl == "autotp":
-        reason = "impl=autotp requires DeepSpeed, which is not installed; pip install 'overlap-sweep[autotp]'"
-        yield find_spec("deepspeed") is None, reason
-        yield in_sequence, "impl=autotp has no sequence parallelism; leave tp_training.sequence_parallel out"
-        bare = training.autocast or not training.zero_stage
-        reason = "impl=autotp supports float16 only with ZeRO and no autocast; use tp_training.dtype=bfloat16"
-        yield training.dtype == "float16" and bare, reason
-        odd = data_parallel(training, impl)["allgather_bucket_size"]
-        yield odd % 2, f"DeepSpeed supports only an even tp_training.allgather_bucket_size, not {odd}"
+        if find_spec("deepspeed") is None:
+            yield "impl=autotp requires DeepSpeed, which is not installed; pip install 'overlap-sweep[autotp]'"
+        if in_sequence:
+            yield "impl=autotp has no sequence parallelism; leave tp_training.sequence_parallel out"
+        if training.dtype == "float16" and (training.autocast or not training.zero_stage):
+            yield "impl=autotp supports float16 only with ZeRO and no autocast; use tp_training.dtype=bfloat16"
+        if (odd := data_parallel(training, impl).allgather_bucket_size or 0) % 2:
+            yield f"DeepSpeed supports only an even tp_training.allgather_bucket_size, not {odd}"
     if impl == "async_tp":
-        yield on_cpu, "impl=async_tp requires GPUs; use impl=fsdp_dtensor"
-        reason = "impl=async_tp requires tp_size > 1 and tp_training.sequence_parallel"
-        yield not in_sequence, f"{reason}; use impl=fsdp_dtensor"
+        if on_cpu:
+            yield "impl=async_tp requires GPUs; use impl=fsdp_dtensor"
+        if not in_sequence:
+            reason = "impl=async_tp requires tp_size > 1 and tp_training.sequence_parallel"
+            yield f"{reason}; use impl=fsdp_dtensor"
     softcap = point.language_model.get("attn_logit_softcapping")
-    reason = (
-        f"tp_training.attn_impl={training.attn_impl} does not compute the model's attn_logit_softcapping={softcap}; "
-        "use flash_attention_2"
-    )
-    yield softcap and training.attn_impl != "flash_attention_2", reason
+    if softcap and training.attn_impl != "flash_attention_2":
+        reason = f"does not compute the model's attn_logit_softcapping={softcap}; use flash_attention_2"
+        yield f"tp_training.attn_impl={training.attn_impl} {reason}"
     if training.attn_impl == "flash_attention_2":
-        whole = point.precision == "fp32" and not training.autocast
-        reason = "tp_training.attn_impl=flash_attention_2 requires a GPU and bfloat16 or float16; use sdpa"
-        yield on_cpu or whole, reason
-        reason = "tp_training.attn_impl=flash_attention_2 requires the package flash-attn; install it, or use sdpa"
-        yield find_spec("flash_attn") is None, reason
+        if on_cpu or (point.precision == "fp32" and not training.autocast):
+            yield "tp_training.attn_impl=flash_attention_2 requires a GPU and bfloat16 or float16; use sdpa"
+        if find_spec("flash_attn") is None:
+            yield "tp_training.attn_impl=flash_attention_2 requires the package flash-attn; install it, or use sdpa"
 
 
-def _megatron_refusals(point: Resolved) -> Iterator[tuple[Any, str]]:
+def _megatron_refusals(point: Resolved) -> Iterator[str]:
     """Yields also conditions in which Megatron-Core computes different results, or cannot overlap as configured."""
-    model, training, tp_size = point.language_model, point.tp_training, point.tp_size
-    lacking = unusable("megatron.core")
-    yield lacking, f"impl=megatron requires Megatron-Core: {lacking}"
+    training, tp_size, config = point.tp_training, point.tp_size, point.overlap_cfg
+    if lacking := unusable("megatron.core"):
+        yield f"impl=megatron requires Megatron-Core: {lacking}"
     for option, only in {"autocast": False, "compile": False, "vocab_parallel": True}.items():
-        reason = f"impl=megatron supports only tp_training.{option}={only}; leave it out"
-        yield getattr(training, option) != only, reason
-    yield from megatron_refusals(model, training.seq_length)
+        if getattr(training, option) != only:
+            yield f"impl=megatron supports only tp_training.{option}={only}; leave it out"
+    yield from megatron_refusals(point.trained, point.language_model, training.seq_length)
     schedule = data_parallel(training, "megatron")
     for name in ("use_distributed_optimizer", "overlap_grad_reduce"):
-        reason = f"tp_training.overlap_param_gather=true requires tp_training.{name}=true; leave one of them out"
-        yield schedule["overlap_param_gather"] and not schedule[name], reason
-    yield point.runtime.device == "cpu", "impl=megatron requires GPUs"
-    lacking = unusable()
-    yield lacking, lacking or ""
-    config = point.overlap_cfg
-    reason = "tp_training.tp_comm_overlap_cfg requires tp_training.sequence_parallel=true"
-    yield config and tp_size > 1 and not training.sequence_parallel, reason
-    if overlaps(point):
-        fix = "give tp_training.tp_comm_overlap=false"
-        reason = f"userbuffers support bfloat16, not {training.dtype}; {fix} or tp_training.dtype=bfloat16"
-        yield point.precision != "bf16", reason
-        if config:
-            refused = overlap_cfg.slots_refusal(config.slots) or overlap_cfg.switches_refusal(config)
-            yield refused, refused or ""
-        else:
-            reason = f"Transformer Engine's default overlap supports 2, 4 and 8 ranks, not tp_size={tp_size}"
-            yield tp_size not in space.USERBUFFERS_RANKS, f"{reason}; {fix} or a tp_comm_overlap_cfg"
+        if schedule.overlap_param_gather and not getattr(schedule, name):
+            required = f"requires tp_training.{name}=true; leave one of them out"
+            yield f"tp_training.overlap_param_gather=true {required}"
+    if point.runtime.device == "cpu":
+        yield "impl=megatron requires GPUs"
+    if lacking := unusable():
+        yield lacking
+    if config and tp_size > 1 and not training.sequence_parallel:
+        yield "tp_training.tp_comm_overlap_cfg requires tp_training.sequence_parallel=true"
+    if not overlaps(point):
+        return
+    fix = "give tp_training.tp_comm_overlap=false"
+    if point.precision != "bf16":
+        yield f"userbuffers support bfloat16, not {training.dtype}; {fix} or tp_training.dtype=bfloat16"
+    if config:
+        if refused := overlap_cfg.slots_refusal(config.slots) or overlap_cfg.switches_refusal(config):
+            yield refused
+    elif tp_size not in space.USERBUFFERS_RANKS:
+        reason = f"Transformer Engine's default overlap supports 2, 4 and 8 ranks, not tp_size={tp_size}"
+        yield f"{reason}; {fix} or a tp_comm_overlap_cfg"
 
 
 def overlaps(point: Resolved) -> bool:
@@ -223,36 +226,31 @@ def overlaps(point: Resolved) -> bool:
 
 def _words(config: Config, overrides: Sequence[str]) -> list[str]:
     sizes = [f"tp{config.tp_size}", f"dp{dp_size_of(config)}"]
-    return [models.short_name(config["model"]), *sizes, config.impl or DEFAULT_IMPL]
+    return [models.short_name(config.model), *sizes, config.impl or DEFAULT_IMPL]
 
 
 def _memory(point: Resolved) -> Memory:
-    fields, training, impl = point.language_model, point.tp_training, point.impl
+    model, training, impl = point.trained, point.tp_training, point.impl
     tp_size, dp_size, options = point.tp_size, point.dp_size, data_parallel(training, impl)
-    whole = parameters(fields) / tp_size
+    whole, layers = model.parameters / tp_size, model.num_hidden_layers
     computed_bytes = 4 if training.autocast else BYTES_OF[point.precision]
     # Of parameters that are computed with, of float32 weights beside them, and of gradients.
     held, weights, gradients, shards = 1.0, float(computed_bytes < 4), 4.0, 1
     if impl in ("fsdp_dtensor", "async_tp"):
         weights, shards, gradients = 1.0, dp_size, 4 / dp_size
-        if options["reshard_after_forward"] and dp_size > 1:
+        if options.reshard_after_forward and dp_size > 1:
             # A layer and the next one, and the vocabulary, which stays.
-            held = 1 - layers_parameters(fields) / parameters(fields) * max(0.0, 1 - 2 / fields["num_hidden_layers"])
+            held = 1 - model.layers_parameters / model.parameters * max(0.0, 1 - 2 / layers)
     elif impl == "autotp":
         stage = training.zero_stage
         weights, shards = float(bool(stage) or computed_bytes < 4), dp_size if stage else 1
         gradients = computed_bytes / (dp_size if stage == 2 else 1)
-    elif impl == "megatron" and options["use_distributed_optimizer"]:
+    elif impl == "megatron" and options.use_distributed_optimizer:
         shards = dp_size
-    sizes = {
-        **{"hidden_size": fields["hidden_size"], "num_attention_heads": fields["num_attention_heads"]},
-        **{"num_kv_heads": fields["num_key_value_heads"], "head_dim": fields["head_dim"], "gated_mlp": True},
-        "ffn_hidden_size": fields["intermediate_size"],
-    }
-    of_layer, layers = layer_activations(sizes, tp_size, bool(training.sequence_parallel)), fields["num_hidden_layers"]
-    kept = of_layer + layers * fields["hidden_size"] if training.activation_checkpointing else layers * of_layer
+    of_layer = model.layer.activations(tp_size, bool(training.sequence_parallel))
+    kept = of_layer + layers * model.hidden_size if training.activation_checkpointing else layers * of_layer
     # Logits, the same in float32, and their gradient.
-    logits = fields["vocab_size"] / (tp_size if training.vocab_parallel else 1)
+    logits = model.vocab_size / (tp_size if training.vocab_parallel else 1)
     activation_bytes = BYTES_OF[point.precision]
     of_token = kept * activation_bytes + logits * (4 + 2 * activation_bytes)
     return Memory(
@@ -263,10 +261,10 @@ def _memory(point: Resolved) -> Memory:
     )
 
 
-def _cost(point: Resolved) -> tuple[Any, ...]:
-    training, model = point.tp_training, point.language_model
+def _cost(point: Resolved) -> tuple[object, ...]:
+    training = point.tp_training
     # Compiling takes longer than all the steps.
-    return training.num_training_steps, training.compile, model["num_hidden_layers"], point.tp_size
+    return training.num_training_steps, training.compile, point.num_layers, point.tp_size
 
 
 def _workers(point: Resolved, directory: Path) -> Workers:
@@ -303,18 +301,11 @@ def _same_point(point: Resolved) -> str:
 
 def _rivals(point: Resolved) -> str:
     """Returns a key of what is trained and on how many ranks, whatever the stack and the grid of ranks."""
-    training = {name: getattr(point.tp_training, name) for name in _TRAINED}
+    training = {name: getattr(point.tp_training, name) for name in TRAINED}
     same = {name: point[name] for name in ("language_model", "precision", "runtime")}
     return key_of(point_identity({**same, "tp_training": training, "ranks": point.world_size}))
 
 
-_REPORTED = ("log_interval", "peak_tflops")
-"""Options that affect the log and the report only."""
-_TRAINED = (
-    *("batch_size", "seq_length", "gradient_accumulation_steps", "num_training_steps", "warmup_steps", "dtype", "seed"),
-    *("learning_rate", "weight_decay", "max_grad_norm"),
-)
-"""Options that change what is trained."""
 _CASES = ("model", "impl", "tp_size", "dp_size", "ranks")
 
 WORKLOAD = Workload(
@@ -323,7 +314,8 @@ WORKLOAD = Workload(
     complete=complete,
     refusal=refusal,
     run=run_of(__name__),
-    overlap_configs=overlap_configs,
+    # Megatron-Core's, if a file was given.
+    overlap_configs=lambda point: {"": point.overlap_cfg} if point.overlap_cfg else {},
     subject=lambda point: f"{point.impl} TP={point.tp_size} DP={dp_size_of(point)} step",
     words=_words,
     named={"tp_size", "impl", "dp_size", "ranks", "tp_training.output_dir"},
@@ -344,7 +336,7 @@ WORKLOAD = Workload(
         sample=_sample,
         same_point=_same_point,
         options=("tp_training.",),
-        cases=(*_CASES, *(f"tp_training.{name}" for name in (*_TRAINED, *_REPORTED))),
+        cases=(*_CASES, *(f"tp_training.{name}" for name in (*TRAINED, *REPORTED))),
         rivals=_rivals,
         deviation=_deviation,
         experiment="tp_training_best",

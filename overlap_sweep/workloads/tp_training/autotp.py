@@ -16,11 +16,12 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from overlap_sweep.measure import Ranks
 from overlap_sweep.workloads.tp_training import hugging_face
-from overlap_sweep.workloads.tp_training.config import Resolved, ResolvedTraining, data_parallel
+from overlap_sweep.workloads.tp_training.config import OF_DATA_PARALLEL, Resolved, ResolvedTraining, data_parallel
 from overlap_sweep.workloads.tp_training.hugging_face import parameter_dtype
 from overlap_sweep.workloads.tp_training.language_model import Architecture, architecture
 from overlap_sweep.workloads.tp_training.run import Groups, Implementation, initial_weights
@@ -46,8 +47,8 @@ class AutoTp(Implementation):
         from deepspeed.utils import groups as mpu
 
         self._groups, self._training = groups, point.tp_training
-        self._vocab_size = point.language_model["vocab_size"]
-        of = architecture(point.language_model["model_type"])
+        self._vocab_size = point.trained.vocab_size
+        of = architecture(point.trained.model_type)
         model = _build_model(point, of, ranks, groups)
         deepspeed.tp_model_init(model, tp_size=groups.tp_size, dtype=parameter_dtype(self._training))
         engine, *_ = deepspeed.initialize(
@@ -133,7 +134,7 @@ def _deepspeed(ranks: Ranks) -> Any:
     return deepspeed
 
 
-def _set_groups(tp: Any, dp: Any) -> None:
+def _set_groups(tp: dist.ProcessGroup | None, dp: dist.ProcessGroup | None) -> None:
     from deepspeed.utils import groups as state
 
     state._TENSOR_MODEL_PARALLEL_GROUP = state._MODEL_PARALLEL_GROUP = tp
@@ -161,26 +162,29 @@ def _build_model(point: Resolved, of: Architecture, ranks: Ranks, groups: Groups
     training = point.tp_training
     model = hugging_face.build_on_meta(point)
     if training.vocab_parallel:
-        hugging_face.share_vocabulary(model, of, point.language_model["vocab_size"], groups.tp)
+        hugging_face.share_vocabulary(model, of, point.trained, groups.tp)
     for parameter in model.parameters():
         parameter.data = parameter.data.to(parameter_dtype(training))
     model.to_empty(device="cpu")
     # Each module has been given an empty weight of its own.
-    hugging_face.tie_weights(model, of)
+    hugging_face.tie_weights(model, of, point.trained)
     hugging_face.restore_buffers(model, of, ranks.device)
     return model
 
 
-def _config(training: ResolvedTraining, of: Architecture, groups: Groups) -> dict[str, Any]:
+def _config(training: ResolvedTraining, of: Architecture, groups: Groups) -> dict[str, object]:
     """Returns DeepSpeed's config. What is left out is at its default."""
     dtype = parameter_dtype(training)
     # Without ZeRO we clip float32's gradients.
     own_clipping = training.zero_stage == 0 and dtype == torch.float32
-    config: dict[str, Any] = {
+    config: dict[str, object] = {
         "train_micro_batch_size_per_gpu": training.batch_size,
         "gradient_accumulation_steps": training.gradient_accumulation_steps,
         "gradient_clipping": 0.0 if own_clipping else training.max_grad_norm,
-        "zero_optimization": {"stage": training.zero_stage, **data_parallel(training, "autotp")},
+        "zero_optimization": {
+            "stage": training.zero_stage,
+            **{name: getattr(data_parallel(training, "autotp"), name) for name in OF_DATA_PARALLEL["autotp"]},
+        },
         "tensor_parallel": {"autotp_size": groups.tp_size, "partition_config": _partition(of)},
         "bf16": {"enabled": dtype == torch.bfloat16},
         "fp16": {
@@ -198,7 +202,7 @@ def _config(training: ResolvedTraining, of: Architecture, groups: Groups) -> dic
     return config
 
 
-def _partition(of: Architecture) -> dict[str, Any]:
+def _partition(of: Architecture) -> dict[str, object]:
     """Returns which linears are cut, and nothing else: DeepSpeed's own plans would cut the vocabulary, too."""
     kinds = {"column": of.column_parallel, "row": of.row_parallel}
     specs = [

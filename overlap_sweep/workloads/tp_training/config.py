@@ -4,10 +4,10 @@ The names are those of usual benchmark scripts. The implementation is `impl`, th
 model is `model`, with its number of layers `model.num_layers`.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -20,9 +20,10 @@ from overlap_sweep.config import (
     ResolvedPoint,
     TensorParallelConfig,
 )
-from overlap_sweep.declared import Count, Name, Text, one_of, resolved
+from overlap_sweep.declared import NOTHING, TRAINS_DIFFERENTLY, Count, Name, Text, one_of, resolved, roles_of
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
+from overlap_sweep.workloads.tp_training.language_model import LanguageModel
 
 IMPLEMENTATIONS = ("autotp", "fsdp_dtensor", "async_tp", "megatron")
 
@@ -97,36 +98,36 @@ class TpTraining:
     each gathers its own."""
     backward_prefetch: Annotated[int, Meta(ge=0, le=64)] | None = 1
     """fsdp_dtensor and async_tp, with reshard_after_forward: the same in the backward pass."""
-    batch_size: Annotated[int, Meta(ge=1, le=2**20)] = 1
+    batch_size: Annotated[int, Meta(ge=1, le=2**20), TRAINS_DIFFERENTLY] = 1
     """Sequences in each data-parallel rank's micro batch."""
-    seq_length: Annotated[int, Meta(ge=2, le=2**24)] | None = None
+    seq_length: Annotated[int, Meta(ge=2, le=2**24), TRAINS_DIFFERENTLY] | None = None
     """Tokens per sequence. null: 2048, on a CPU 64."""
-    num_training_steps: Annotated[int, Meta(ge=2, le=10**6)] | None = None
+    num_training_steps: Annotated[int, Meta(ge=2, le=10**6), TRAINS_DIFFERENTLY] | None = None
     """Number of training steps. null: 100, on a CPU 8."""
-    warmup_steps: Annotated[int, Meta(ge=0, le=10**6)] | None = None
+    warmup_steps: Annotated[int, Meta(ge=0, le=10**6), TRAINS_DIFFERENTLY] | None = None
     """First steps, which don't count for times and memory. null: 5, on a CPU 2."""
-    gradient_accumulation_steps: Annotated[int, Meta(ge=1, le=4096)] = 1
+    gradient_accumulation_steps: Annotated[int, Meta(ge=1, le=4096), TRAINS_DIFFERENTLY] = 1
     """Micro batches per step."""
-    learning_rate: Annotated[float, Meta(ge=0.0, le=100.0)] = 1e-5
+    learning_rate: Annotated[float, Meta(ge=0.0, le=100.0), TRAINS_DIFFERENTLY] = 1e-5
     """Learning rate of AdamW, constant."""
-    weight_decay: Annotated[float, Meta(ge=0.0, le=100.0)] = 0.01
+    weight_decay: Annotated[float, Meta(ge=0.0, le=100.0), TRAINS_DIFFERENTLY] = 0.01
     """Weight decay of AdamW, for all parameters."""
-    max_grad_norm: Annotated[float, Meta(ge=0.0, le=10**6)] = 1.0
+    max_grad_norm: Annotated[float, Meta(ge=0.0, le=10**6), TRAINS_DIFFERENTLY] = 1.0
     """Gradients are clipped to this norm over all ranks. 0: not clipped, only their norm is recorded."""
-    dtype: Annotated[str, one_of(*PRECISION_OF, also=TORCHS)] | None = None
+    dtype: Annotated[str, one_of(*PRECISION_OF, also=TORCHS), TRAINS_DIFFERENTLY] | None = None
     """Data type of computation and communication. Weights and optimizer states are float32 in all implementations;
     float16 scales the loss. null: bfloat16, on a CPU float32."""
     autocast: bool = False
     """Use torch.autocast to `dtype` with float32 parameters, instead of parameters in `dtype`. Not for megatron."""
     activation_checkpointing: bool = False
     """Keep only the layers' inputs and recompute the rest in the backward pass."""
-    log_interval: Annotated[int, Meta(ge=1, le=10**6)] = 10
+    log_interval: Annotated[int, Meta(ge=1, le=10**6), NOTHING] = 10
     """Steps between lines in worker.log. The host waits for the device at each."""
     output_dir: str | None = None
     """Directory for the run directories, instead of `multirun/<date>/<time>`. Several runs may share it."""
-    seed: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 42
+    seed: Annotated[int, Meta(ge=0, le=2**31 - 1), TRAINS_DIFFERENTLY] = 42
     """Random seed of initial weights and data, which are the same for all implementations."""
-    peak_tflops: Annotated[float, Meta(ge=0.001, le=10**6)] | None = None
+    peak_tflops: Annotated[float, Meta(ge=0.001, le=10**6), NOTHING] | None = None
     """Dense peak of one GPU in `dtype`, in TFLOP/s, for model FLOP utilisation. null: from the GPU's name, if known."""
 
 
@@ -204,7 +205,10 @@ class ResolvedTraining(TpTraining):
     backward_prefetch: Annotated[int, Meta(ge=0, le=64)] | None = None
 
 
-class _LanguageModel(msgspec.Struct):
+Training = TypeVar("Training", bound=TpTraining)
+
+
+class _Layers(msgspec.Struct):
     num_hidden_layers: Count
 
 
@@ -224,7 +228,17 @@ class Resolved(Asked):
     """Content of `tp_comm_overlap_cfg`."""
 
     def __post_init__(self) -> None:
-        msgspec.convert(self.language_model, _LanguageModel)
+        # Reading a result needs no more of it.
+        msgspec.convert(self.language_model, _Layers)
+
+    @property
+    def num_layers(self) -> int:
+        return int(self.language_model["num_hidden_layers"])
+
+    @property
+    def trained(self) -> LanguageModel:
+        """Returns the fields that the model is built by."""
+        return msgspec.convert(self.language_model, LanguageModel)
 
 
 OF_DATA_PARALLEL = {
@@ -236,6 +250,10 @@ OF_DATA_PARALLEL = {
 """Options of each implementation's data parallelism. In a completed point they are null at their defaults, and where
 they have no effect, so that it is the point that it was before there was the option."""
 DATA_PARALLEL_OPTIONS = tuple(dict.fromkeys(name for names in OF_DATA_PARALLEL.values() for name in names))
+TRAINED = tuple(name for name, roles in roles_of(TpTraining).items() if TRAINS_DIFFERENTLY in roles)
+"""Options of `tp_training` that change what is trained."""
+REPORTED = tuple(name for name, roles in roles_of(TpTraining).items() if NOTHING in roles)
+"""Options of `tp_training` that affect the log and the report only."""
 
 
 def dp_size_of(config: Config) -> int:
@@ -250,18 +268,18 @@ def dp_size_of(config: Config) -> int:
     return ranks // tp_size
 
 
-def data_parallel(training: TpTraining, impl: str) -> dict[str, Any]:
-    """Returns the options of a point's data parallelism, with their defaults in place of null; those of all for another
+def data_parallel(training: Training, impl: str) -> Training:
+    """Returns the options with the defaults of a point's data parallelism in place of null; those of all for another
     package's implementation."""
     names = OF_DATA_PARALLEL.get(impl, DATA_PARALLEL_OPTIONS)
-    found = {name: getattr(training, name) for name in sorted(names)}
-    found |= {name: getattr(TpTraining(), name) for name, value in found.items() if value is None}
-    if impl == "megatron" and found["overlap_param_gather"] is None:
-        found["overlap_param_gather"] = found["use_distributed_optimizer"] and found["overlap_grad_reduce"]
+    unset = [name for name in names if getattr(training, name) is None]
+    found = replace(training, **{name: getattr(TpTraining(), name) for name in unset})
+    if impl == "megatron" and found.overlap_param_gather is None:
+        found.overlap_param_gather = found.use_distributed_optimizer and found.overlap_grad_reduce
     return found
 
 
-TP_TRAINING_ON: dict[str, dict[str, Any]] = {
+TP_TRAINING_ON: dict[str, dict[str, int | str]] = {
     "cuda": {"seq_length": 2048, "num_training_steps": 100, "warmup_steps": 5, "dtype": "bfloat16"},
     "cpu": {"seq_length": 64, "num_training_steps": 8, "warmup_steps": 2, "dtype": "float32"},
 }

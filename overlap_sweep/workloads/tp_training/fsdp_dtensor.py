@@ -20,7 +20,7 @@ from torch import Tensor, fx, nn
 from torch.distributed import _symmetric_memory
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -43,6 +43,7 @@ from overlap_sweep.workloads.tp_training.run import Facts, Groups, Implementatio
 SEQUENCE = 1
 """Dimension of activations [batch, sequence, hidden]."""
 GATHERED, SCATTERED = "fused_all_gather_matmul", "fused_matmul_reduce_scatter"
+CompileOptions = dict[str, str | int | bool | Callable[..., object]]
 LEFT = "all_gather_into_tensor", "reduce_scatter_tensor"
 """Collectives that no GEMM was fused with."""
 
@@ -51,12 +52,12 @@ class FsdpDtensor(Implementation):
     """See run.Implementation."""
 
     def __init__(
-        self, point: Resolved, ranks: Ranks, groups: Groups, compile_options: dict[str, Any] | None = None
+        self, point: Resolved, ranks: Ranks, groups: Groups, compile_options: CompileOptions | None = None
     ) -> None:
         """Builds the model. `compile_options`: inductor's, if layers are compiled."""
         self._training = training = point.tp_training
         self._device, self._tp_size = ranks.device, groups.tp_size
-        self._vocab_size = point.language_model["vocab_size"]
+        self._vocab_size = point.trained.vocab_size
         self._loss_group = groups.tp if training.vocab_parallel else None
         self._dtype = getattr(torch, training.dtype)
         self._positions = torch.arange(training.seq_length, device=ranks.device).unsqueeze(0)
@@ -67,14 +68,14 @@ class FsdpDtensor(Implementation):
         self._scaler = torch.amp.GradScaler(ranks.device.type, enabled=self._dtype == torch.float16)
 
     def _build(
-        self, point: Resolved, ranks: Ranks, groups: Groups, compile_options: dict[str, Any] | None
+        self, point: Resolved, ranks: Ranks, groups: Groups, compile_options: CompileOptions | None
     ) -> nn.Module:
-        of = architecture(point.language_model["model_type"])
+        of = architecture(point.trained.model_type)
         model = hugging_face.build_on_meta(point)
         cut = self._training.vocab_parallel
         rows = padded_vocab_size(self._vocab_size, groups.tp_size) if cut else self._vocab_size
-        hugging_face.pad_vocabulary(model, of, rows)
-        _cut(model, of, groups, self._training)
+        hugging_face.pad_vocabulary(model, of, point.trained.hidden_size, rows)
+        _cut(model, of, groups, point)
         layers = hugging_face.decoder_layers(model, of)
         _compute_as_asked(layers, self._training, compile_options)
         _shard(model, layers, self._training, groups)
@@ -119,10 +120,10 @@ class FsdpDtensor(Implementation):
             torch._dynamo.reset()
 
 
-def _cut(model: nn.Module, of: Architecture, groups: Groups, training: ResolvedTraining) -> None:
+def _cut(model: nn.Module, of: Architecture, groups: Groups, point: Resolved) -> None:
     """Cuts the model over the tensor-parallel ranks. Between the parallel linears every rank has the whole residual
     stream, or its part of the sequence."""
-    mesh = groups.mesh["tp"]
+    mesh, training = groups.mesh["tp"], point.tp_training
     in_sequence = bool(training.sequence_parallel)
     stream: Placement = Shard(SEQUENCE) if in_sequence else Replicate()
     # A norm that sees a part of the sequence, or of the heads, knows a part of its weight's gradient.
@@ -151,7 +152,7 @@ def _cut(model: nn.Module, of: Architecture, groups: Groups, training: ResolvedT
             embedding, mesh, PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=stream)
         )
         parallelize_module(output, mesh, whole_input)
-    hugging_face.tie_weights(model, of)
+    hugging_face.tie_weights(model, of, point.trained)
     if training.compile:
         embedding.register_forward_hook(_arrived)
 
@@ -182,7 +183,7 @@ def _gather(
     return tuple(arguments), named
 
 
-def _scatter(stream: Placement, flat: bool, module: nn.Module, arguments: Any, summed: DTensor) -> Tensor:
+def _scatter(stream: Placement, flat: bool, module: nn.Module, arguments: object, summed: DTensor) -> Tensor:
     if flat:
         rows: Any = summed.flatten(0, 1)
         part: Tensor = rows.redistribute(placements=[Shard(0)]).to_local()
@@ -190,7 +191,7 @@ def _scatter(stream: Placement, flat: bool, module: nn.Module, arguments: Any, s
     return summed.redistribute(placements=[stream]).to_local()
 
 
-def _arrived(module: nn.Module, arguments: Any, embedded: Tensor) -> Tensor:
+def _arrived(module: nn.Module, arguments: object, embedded: Tensor) -> Tensor:
     """Returns a copy of a tensor that a collective is still writing: a layer that torch.compile made loses its
     gradient, silently (torch 2.13); so does waiting for it."""
     return embedded.clone() if isinstance(embedded, AsyncCollectiveTensor) else embedded
@@ -221,7 +222,7 @@ def _local(kind: type[nn.Module], names: Sequence[str], gradient: Placement) -> 
 
 
 def _compute_as_asked(
-    layers: Sequence[nn.Module], training: ResolvedTraining, compile_options: dict[str, Any] | None
+    layers: Sequence[nn.Module], training: ResolvedTraining, compile_options: CompileOptions | None
 ) -> None:
     """Compiles and checkpoints inside of FSDP2's hooks. Checkpointing is around what is compiled: inside of it, as
     Hugging Face has it, torch 2.13 fails with DTensors ("expected all tensors_saved_with_vc_check to be Tensors")."""
@@ -237,11 +238,11 @@ def _shard(model: nn.Module, layers: Sequence[nn.Module], training: ResolvedTrai
     computed, schedule = hugging_face.parameter_dtype(training), data_parallel(training, "fsdp_dtensor")
     policy = MixedPrecisionPolicy(param_dtype=None if computed == torch.float32 else computed)
     # One rank alone would free nothing.
-    reshards = schedule["reshard_after_forward"] and groups.dp_size > 1
+    reshards = bool(schedule.reshard_after_forward) and groups.dp_size > 1
     shard = partial(fully_shard, mesh=groups.mesh["dp"], mp_policy=policy)
-    units: list[Any] = [shard(layer, reshard_after_forward=reshards) for layer in layers]
+    units: list[FSDPModule] = [shard(layer, reshard_after_forward=reshards) for layer in layers]
     units.append(shard(model, reshard_after_forward=False))
-    forward, backward = schedule["forward_prefetch"], schedule["backward_prefetch"]
+    forward, backward = schedule.forward_prefetch or 0, schedule.backward_prefetch or 0
     for index, unit in enumerate(units):
         unit.set_modules_to_forward_prefetch(units[index + 1 : index + 1 + forward])
         if backward != 1:
@@ -283,7 +284,7 @@ class AsyncTp(FsdpDtensor):
         self._found = Collectives()
         # Options of these layers instead of inductor's global ones, which other threads, such as that of a backward,
         # have their own of.
-        options = {
+        options: CompileOptions = {
             "_micro_pipeline_tp": True,
             "post_grad_custom_pre_pass": without_undone_views,
             "post_grad_custom_post_pass": self._found.count,

@@ -16,9 +16,11 @@ from torch.nn import functional
 from torch.nn.utils import get_total_norm
 
 from overlap_sweep.workloads.tp_training.config import Resolved, ResolvedTraining
-from overlap_sweep.workloads.tp_training.language_model import Architecture, architecture
+from overlap_sweep.workloads.tp_training.language_model import Architecture, LanguageModel, architecture
 from overlap_sweep.workloads.tp_training.run import padded_vocab_size
 
+Attention = Callable[..., tuple[Tensor, Tensor | None]]
+"""Returns the output, and the weights if it has them."""
 _CAUSAL = "causal_"
 """Before the name of an attention of Hugging Face's: with a mask of our own."""
 
@@ -30,12 +32,12 @@ def build_on_meta(point: Resolved) -> nn.Module:
     Its attention is the point's, causal, within the sliding window if there is one. The layers take no mask for it, so
     that Hugging Face does not look into the positions at each step to make one, which waits for the device.
     """
-    fields, attention = point.language_model, point.tp_training.attn_impl
+    attention = point.tp_training.attn_impl
     assert attention
-    if not architecture(fields["model_type"]).create_model:
+    if not architecture(point.trained.model_type).create_model:
         attention = _attention_name(attention)
     with torch.device("meta"):
-        return whole_model(fields, attention).train()
+        return whole_model(point.language_model, attention).train()
 
 
 def whole_model(language_model: Mapping[str, Any], attention: str) -> nn.Module:
@@ -66,20 +68,26 @@ def _attention_name(attn_impl: str) -> str:
     return _CAUSAL + attn_impl
 
 
-def _causal(attention: Callable[..., Any], *, masked: bool = False) -> Callable[..., Any]:
+def _causal(attention: Attention, *, masked: bool = False) -> Attention:
     """Returns `attention` with the mask of the sliding window, or if `masked` with a causal one: others are causal if
     they are given no mask."""
 
     def forward(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: None, **options: Any
-    ) -> Any:
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: None,
+        sliding_window: int | None = None,
+        **options: object,
+    ) -> tuple[Tensor, Tensor | None]:
         length = query.shape[2]
-        window, mask = options.get("sliding_window") or length, None
+        window, mask = sliding_window or length, None
         if masked or window < length:
             hidden = torch.full((length, length), -torch.inf, dtype=query.dtype, device=query.device)
             # Below the diagonal it sees what is in the window, above it nothing.
             mask = hidden.triu(1) + hidden.tril(-window)
-        return attention(module, query, key, value, mask, **options)
+        return attention(module, query, key, value, mask, sliding_window=sliding_window, **options)
 
     return forward
 
@@ -91,6 +99,7 @@ def parameter_dtype(training: ResolvedTraining) -> torch.dtype:
 
 
 def adamw(parameters: Iterable[Tensor], training: Mapping[str, Any], device: torch.device) -> torch.optim.AdamW:
+    """Returns the optimizer. `training`: the options of `tp_training`, as a mapping, as other packages have them."""
     return torch.optim.AdamW(
         parameters,
         lr=training["learning_rate"],
@@ -117,26 +126,25 @@ def decoder_layers(model: nn.Module, of: Architecture) -> Sequence[nn.Module]:
     return list(model.get_submodule(of.layers).children())
 
 
-def restore_buffers(model: Any, of: Architecture, device: torch.device) -> None:
+def restore_buffers(model: nn.Module, of: Architecture, device: torch.device) -> None:
     """Recomputes the frequencies of the rotary embedding: a model from `meta` has lost them."""
     if of.rotary:
-        rotary = model.get_submodule(of.rotary)
+        rotary: Any = model.get_submodule(of.rotary)
         _replace(model, of.rotary, type(rotary)(config=model.config).to(device))
 
 
-def pad_vocabulary(model: Any, of: Architecture, rows: int) -> None:
+def pad_vocabulary(model: nn.Module, of: Architecture, hidden: int, rows: int) -> None:
     """Gives embedding and output projection `rows` rows, on `meta`. Their weights are not tied then (`tie_weights`)."""
-    hidden = model.config.hidden_size
     # Hugging Face's embedding leaves out the gradient of config.pad_token_id; no token here is for padding.
     _replace(model, of.embedding, nn.Embedding(rows, hidden, device="meta"))
     _replace(model, of.output, nn.Linear(hidden, rows, bias=False, device="meta"))
 
 
-def share_vocabulary(model: Any, of: Architecture, vocab_size: int, group: dist.ProcessGroup) -> None:
+def share_vocabulary(model: nn.Module, of: Architecture, trained: LanguageModel, group: dist.ProcessGroup) -> None:
     """Gives embedding and output projection this rank's rows of the padded vocabulary, on `meta`. The model's logits
     are those of these rows then. Not tied (`tie_weights`)."""
-    tp_size = dist.get_world_size(group)
-    hidden, rows = model.config.hidden_size, padded_vocab_size(vocab_size, tp_size) // tp_size
+    tp_size, hidden = dist.get_world_size(group), trained.hidden_size
+    rows = padded_vocab_size(trained.vocab_size, tp_size) // tp_size
     with torch.device("meta"):
         _replace(model, of.embedding, VocabParallelEmbedding(rows, hidden, group))
         output = nn.Linear(hidden, rows, bias=False)
@@ -144,10 +152,10 @@ def share_vocabulary(model: Any, of: Architecture, vocab_size: int, group: dist.
     _replace(model, of.output, output)
 
 
-def tie_weights(model: Any, of: Architecture) -> None:
+def tie_weights(model: nn.Module, of: Architecture, trained: LanguageModel) -> None:
     """Gives embedding and output projection one parameter, if the model's config says so. Plain tensors lose that by
     `to_empty`, DTensors keep it."""
-    if model.config.tie_word_embeddings:
+    if trained.tie_word_embeddings:
         embedding = model.get_submodule(of.embedding)
         model.get_submodule(of.output).register_parameter("weight", next(embedding.parameters()))
 

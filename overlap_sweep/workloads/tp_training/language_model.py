@@ -1,15 +1,25 @@
 """A causal language model: the architectures that can be trained, the fields of its Hugging Face config, what there is
 in it to hold and to compute, and how much of that a GPU can. No torch: the launcher asks, too."""
 
+from __future__ import annotations
+
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from overlap_sweep.config import ResolvedModel
+from overlap_sweep.declared import Count
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import model_forms
 from overlap_sweep.overlap.model_forms import Form
+from overlap_sweep.workloads.memory import DenseLayer
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.distributed.tensor.parallel import ParallelStyle
 
 
 @dataclass(frozen=True)
@@ -41,17 +51,17 @@ class Architecture:
     megatron: bool = False
     """Megatron-Core's model computes what Hugging Face's does, which test_megatron_architectures.py holds it to.
     impl=megatron refuses all others."""
-    create_model: Callable[[Mapping[str, Any], str], Any] | None = None
+    create_model: Callable[[Mapping[str, Any], str], nn.Module] | None = None
     """Returns the model for the config's fields and `tp_training.attn_impl`, in float32 on torch's default device,
     which is `meta`. It is called like Hugging Face's models, and has a `config` with `hidden_size` and
     `tie_word_embeddings`. None: AutoModelForCausalLM makes it."""
-    get_tp_mapping: Callable[[bool], Mapping[str, Any]] | None = None
+    get_tp_mapping: Callable[[bool], Mapping[str, ParallelStyle]] | None = None
     """Returns DTensor's parallel styles by module of a layer, for fsdp_dtensor and async_tp. Its argument says whether
     activations between layers are cut by sequence (dimension 1) or whole. None: made from `column_parallel` and
     `row_parallel`, which AutoTP always uses."""
     form: Form = field(default_factory=Form)
     """Of another package's: which fields of the config have the sizes."""
-    more: Mapping[str, Any] = field(default_factory=dict)
+    more: Mapping[str, object] = field(default_factory=dict)
     """Further fields of its Hugging Face config, where no config.json gives them."""
 
 
@@ -85,6 +95,53 @@ def architecture(model_type: str) -> Architecture:
         value = registered[model_type].value
         raise UserError(f"model.architecture={model_type}: {value} is not an Architecture; fix or remove that package.")
     return found
+
+
+class LanguageModel(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields of a Hugging Face config that a model is built by, or its weights are drawn by."""
+
+    model_type: str
+    vocab_size: Count
+    hidden_size: Count
+    intermediate_size: Count
+    num_hidden_layers: Count
+    num_attention_heads: Count
+    num_key_value_heads: Count
+    head_dim: Count
+    rms_norm_eps: float | None = None
+    """None: it normalises otherwise."""
+    tie_word_embeddings: bool
+    rope_parameters: dict[str, object]
+    initializer_range: float = 0.02
+
+    @property
+    def layer(self) -> DenseLayer:
+        return DenseLayer(
+            hidden_size=self.hidden_size,
+            ffn_hidden_size=self.intermediate_size,
+            num_attention_heads=self.num_attention_heads,
+            num_kv_heads=self.num_key_value_heads,
+            head_dim=self.head_dim,
+            gated_mlp=True,
+        )
+
+    @property
+    def layers_parameters(self) -> int:
+        """Returns the number of parameters in the layers' GEMMs. Norms and biases are left out."""
+        return self.num_hidden_layers * self.layer.parameters
+
+    @property
+    def parameters(self) -> int:
+        """Returns the number of the whole model's parameters, without norms and biases, some millionths of it."""
+        matrices = 1 if self.tie_word_embeddings else 2
+        return self.layers_parameters + matrices * self.vocab_size * self.hidden_size
+
+    def flops_per_token(self, seq_length: int) -> float:
+        """Returns the FLOPs of forward and backward, as PaLM counts them (arXiv:2204.02311, appendix B): 6 for each
+        parameter in a GEMM, the output projection's included and the embedding's not, and 12 x layers x heads x head
+        dimension x sequence for attention, as if it were not causal. Recomputation does not count."""
+        gemms = 6 * (self.layers_parameters + self.vocab_size * self.hidden_size)
+        return float(gemms + 12 * self.num_hidden_layers * self.num_attention_heads * self.head_dim * seq_length)
 
 
 _LONGEST_CONTEXT = 131_072
@@ -136,32 +193,13 @@ def _by_sizes(model: ResolvedModel) -> dict[str, Any]:
         if getattr(model, name) is None:
             raise UserError(f"model={model.name} has no {name}, which a language model needs; give model.{name}.")
     return {
-        **{"hidden_act": "silu", "max_position_embeddings": _LONGEST_CONTEXT, "rms_norm_eps": 1e-6},
-        **{"tie_word_embeddings": False, "rope_parameters": {"rope_theta": 10_000.0}},
+        "hidden_act": "silu",
+        "max_position_embeddings": _LONGEST_CONTEXT,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+        "rope_parameters": {"rope_theta": 10_000.0},
         **more,
     }
-
-
-def layers_parameters(fields: Mapping[str, Any]) -> int:
-    """Returns the number of parameters in the layers' GEMMs. Norms and biases are left out."""
-    hidden, heads, kv_heads = (fields[name] for name in ("hidden_size", "num_attention_heads", "num_key_value_heads"))
-    attention = hidden * fields["head_dim"] * (2 * heads + 2 * kv_heads)
-    return int(fields["num_hidden_layers"] * (attention + 3 * hidden * fields["intermediate_size"]))
-
-
-def parameters(fields: Mapping[str, Any]) -> int:
-    """Returns the number of the whole model's parameters, without norms and biases, some millionths of it."""
-    matrices = 1 if fields["tie_word_embeddings"] else 2
-    return int(layers_parameters(fields) + matrices * fields["vocab_size"] * fields["hidden_size"])
-
-
-def flops_per_token(fields: Mapping[str, Any], seq_length: int) -> float:
-    """Returns the FLOPs of forward and backward, as PaLM counts them (arXiv:2204.02311, appendix B): 6 for each
-    parameter in a GEMM, the output projection's included and the embedding's not, and 12 x layers x heads x head
-    dimension x sequence for attention, as if it were not causal. Recomputation does not count."""
-    gemms = 6 * (layers_parameters(fields) + fields["vocab_size"] * fields["hidden_size"])
-    heads = fields["num_attention_heads"] * fields["head_dim"]
-    return float(gemms + 12 * fields["num_hidden_layers"] * heads * seq_length)
 
 
 _PEAK_TFLOPS: dict[str, tuple[float | None, float, float]] = {
@@ -197,61 +235,59 @@ def peak_tflops(gpu: str | None, precision: str) -> float | None:
     return None
 
 
-_CONFIGURED = {
-    *("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
-    *("num_key_value_heads", "head_dim", "rms_norm_eps", "tie_word_embeddings", "rope_parameters"),
-    "initializer_range",
-}
-"""Fields that the model is built by, or its weights are drawn by."""
 _OF_WINDOW = {"sliding_window", "use_sliding_window", "max_window_layers", "layer_types"}
 """Fields of sliding windows, which are refused where they would be narrower than the sequence."""
 _NO_DIFFERENCE = {"max_position_embeddings", "original_max_position_embeddings", "max_length", "rope_scaling"}
 """Fields without effect on the default rotary embedding; transformers has moved `rope_scaling` to rope_parameters."""
-_ONLY: dict[str, tuple[Any, ...]] = {"hidden_act": ("silu", "swish"), "attention_bias": (False,), "mlp_bias": (False,)}
+_ONLY: dict[str, tuple[str | bool, ...]] = {
+    "hidden_act": ("silu", "swish"),
+    "attention_bias": (False,),
+    "mlp_bias": (False,),
+}
 """Values that Megatron-Core is configured for. A missing bias is none."""
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
-_ROPE = {"rope_type": "default", "partial_rotary_factor": 1.0}
+_ROPE: dict[str, object] = {"rope_type": "default", "partial_rotary_factor": 1.0}
 _LLAMA = Architecture()
 _FORM = ("column_parallel", "row_parallel", "layer_norms")
 """Fields of an Architecture in which GPTModel is Llama's."""
 _HEAD_NORMS = ((), ("self_attn.q_norm", "self_attn.k_norm"))
 
 
-def megatron_refusals(model: Mapping[str, Any], seq_length: int) -> Iterator[tuple[Any, str]]:
-    """Yields pairs of a condition under which Megatron-Core's GPTModel would train the model as another one, and what
-    differs. What it computes is listed: an unknown field of the config may change the model. `model`: its fields."""
-    model_type = model["model_type"]
-    of = architecture(model_type)
-    same = ", ".join(name for name, one in sorted(ARCHITECTURES.items()) if one.megatron)
-    yield not of.megatron, f"impl=megatron supports the architectures {same}, not {model_type}"
+def megatron_refusals(model: LanguageModel, fields: Mapping[str, object], seq_length: int) -> Iterator[str]:
+    """Yields what Megatron-Core's GPTModel would compute otherwise. What it computes is listed: an unknown field of the
+    config may change the model. `fields`: all of the model's."""
+    of = architecture(model.model_type)
+    if not of.megatron:
+        same = ", ".join(name for name, one in sorted(ARCHITECTURES.items()) if one.megatron)
+        yield f"impl=megatron supports the architectures {same}, not {model.model_type}"
     differs = [name for name in _FORM if getattr(of, name) != getattr(_LLAMA, name)]
-    differs += ["head_norms"] if of.head_norms not in _HEAD_NORMS else []
-    for name in differs:
-        yield True, f"impl=megatron has Llama's layers; those of {model_type} have {name}={_listed(getattr(of, name))}"
-    yield from _field_refusals(model)
-    window = model.get("sliding_window") if model.get("use_sliding_window", True) else None
-    reason = f"impl=megatron has no sliding window; the model's sliding_window={window} is shorter than the sequence"
-    yield window is not None and window < seq_length, reason
+    for name in differs + ["head_norms"] * (of.head_norms not in _HEAD_NORMS):
+        has = f"{name}={_listed(getattr(of, name))}"
+        yield f"impl=megatron has Llama's layers; those of {model.model_type} have {has}"
+    yield from _field_refusals(model, fields)
+    window = fields.get("sliding_window") if fields.get("use_sliding_window", True) else None
+    if isinstance(window, int) and window < seq_length:
+        yield f"impl=megatron has no sliding window; the model's sliding_window={window} is shorter than the sequence"
 
 
-def _field_refusals(model: Mapping[str, Any]) -> Iterator[tuple[Any, str]]:
-    for name, value in model["rope_parameters"].items():
-        only = _ROPE.get(name, value)
-        known = name in ("rope_theta", *_ROPE, *_NO_DIFFERENCE)
-        reason = f"impl=megatron supports only the default rotary embedding; the model's has {name}={value}"
-        yield not known or value != only, reason
+def _field_refusals(model: LanguageModel, fields: Mapping[str, object]) -> Iterator[str]:
+    for name, value in model.rope_parameters.items():
+        if name not in ("rope_theta", *_ROPE, *_NO_DIFFERENCE) or value != _ROPE.get(name, value):
+            yield f"impl=megatron supports only the default rotary embedding; the model's has {name}={value}"
     for name, values in _ONLY.items():
-        own = model.get(name, values[0])
-        yield own not in values, f"impl=megatron supports only {name}={values[0]}; the model has {name}={own}"
-    types = set(model.get("layer_types") or ()) - _LAYER_TYPES
-    yield types, f"impl=megatron supports only full attention; the model has layer_types={_listed(sorted(types))}"
-    yield "rms_norm_eps" not in model, "impl=megatron normalises by RMSNorm; the model's config has no rms_norm_eps"
-    for name in sorted(model.keys() - {*_CONFIGURED, *_OF_WINDOW, *_NO_DIFFERENCE, *_ONLY}):
+        if (own := fields.get(name, values[0])) not in values:
+            yield f"impl=megatron supports only {name}={values[0]}; the model has {name}={own}"
+    types = fields.get("layer_types")
+    if others := set(types if isinstance(types, list) else ()) - _LAYER_TYPES:
+        yield f"impl=megatron supports only full attention; the model has layer_types={_listed(sorted(others))}"
+    if model.rms_norm_eps is None:
+        yield "impl=megatron normalises by RMSNorm; the model's config has no rms_norm_eps"
+    known = {*LanguageModel.__struct_fields__, *_OF_WINDOW, *_NO_DIFFERENCE, *_ONLY}
+    for name in sorted(fields.keys() - known):
         # What is switched off changes nothing.
-        off = model[name] is None or model[name] is False
-        reason = f"impl=megatron does not compute {name}={model[name]} of the model's config; use another impl"
-        yield not off, reason
+        if fields[name] is not None and fields[name] is not False:
+            yield f"impl=megatron does not compute {name}={fields[name]} of the model's config; use another impl"
 
 
-def _listed(names: Any) -> str:
+def _listed(names: Sequence[str]) -> str:
     return ",".join(names) or "none"

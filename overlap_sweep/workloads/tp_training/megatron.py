@@ -20,7 +20,7 @@ from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
-from overlap_sweep.backends import transformer_engine
+from overlap_sweep.backends import installed
 from overlap_sweep.measure import Ranks
 from overlap_sweep.workloads.tp_training import overlaps
 from overlap_sweep.workloads.tp_training.config import Resolved, ResolvedTraining, data_parallel
@@ -85,7 +85,7 @@ class Megatron(Implementation):
         schedule, overlap = self._model.ddp_config, "off"
         if self._config.tp_comm_overlap:
             overlap = self._point.tp_training.tp_comm_overlap_cfg or "Transformer Engine's defaults"
-        backend = transformer_engine.attention_backend()
+        backend = installed.attention_backend()
         details = {
             "attention_backend": backend,
             "tp_comm_overlap": overlap,
@@ -94,7 +94,7 @@ class Megatron(Implementation):
             "overlap_param_gather": schedule.overlap_param_gather,
             "buckets": sum(len(group.buckets) for group in self._model.bucket_groups),
         }
-        return Facts(details, transformer_engine.attention_warnings(backend))
+        return Facts(details, installed.attention_warnings(backend))
 
     def close(self) -> None:
         self._closing.close()
@@ -123,7 +123,7 @@ def _initialize_userbuffers(point: Resolved) -> Callable[[], None]:
     training, given = point.tp_training, point.overlap_cfg
     userbuffers.initialize(
         tokens=training.seq_length * training.batch_size,
-        hidden_size=point.language_model["hidden_size"],
+        hidden_size=point.trained.hidden_size,
         tp_size=point.tp_size,
         fp8=False,
         bootstrap_backend=point.runtime.bootstrap_backend,
@@ -136,10 +136,15 @@ def _schedule(training: ResolvedTraining, groups: Groups) -> DistributedDataPara
     """Returns how data-parallel ranks communicate. Gradients are accumulated and reduced in the type of the
     parameters."""
     options = data_parallel(training, "megatron")
-    bucket_size = options.pop("ddp_bucket_size")
     # One rank alone has nothing to reduce or to gather.
-    used = {name: value and groups.dp_size > 1 for name, value in options.items()}
-    return DistributedDataParallelConfig(grad_reduce_in_fp32=False, bucket_size=bucket_size, **used)
+    several = groups.dp_size > 1
+    return DistributedDataParallelConfig(
+        grad_reduce_in_fp32=False,
+        bucket_size=options.ddp_bucket_size,
+        use_distributed_optimizer=several and options.use_distributed_optimizer,
+        overlap_grad_reduce=several and options.overlap_grad_reduce,
+        overlap_param_gather=several and options.overlap_param_gather,
+    )
 
 
 def _optimizer_config(
@@ -181,19 +186,19 @@ def _load(parts: Iterable[tuple[str, Tensor]], model: nn.Module, optimizer: Mega
 
 def transformer_config(point: Resolved) -> TransformerConfig:
     """Returns the config of the layers."""
-    model, training, precision = point.language_model, point.tp_training, point.precision
-    has = architecture(model["model_type"])
+    model, training, precision = point.trained, point.tp_training, point.precision
+    has = architecture(model.model_type)
     given = point.overlap_cfg
     recompute = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
     return TransformerConfig(
-        num_layers=model["num_hidden_layers"],
-        hidden_size=model["hidden_size"],
-        ffn_hidden_size=model["intermediate_size"],
-        num_attention_heads=model["num_attention_heads"],
-        num_query_groups=model["num_key_value_heads"],
-        kv_channels=model["head_dim"],
+        num_layers=model.num_hidden_layers,
+        hidden_size=model.hidden_size,
+        ffn_hidden_size=model.intermediate_size,
+        num_attention_heads=model.num_attention_heads,
+        num_query_groups=model.num_key_value_heads,
+        kv_channels=model.head_dim,
         normalization="RMSNorm",
-        layernorm_epsilon=model["rms_norm_eps"],
+        layernorm_epsilon=model.rms_norm_eps,
         qk_layernorm=bool(has.head_norms),
         activation_func=nn.functional.silu,
         gated_linear_unit=True,
@@ -225,18 +230,18 @@ def transformer_config(point: Resolved) -> TransformerConfig:
 def build_model(point: Resolved, config: TransformerConfig, tp_rank: int) -> GPTModel:
     """Returns this rank's part, its weights not yet drawn, with Transformer Engine's layers. With labels it returns
     losses [batch, sequence], float32. Parallel state must be initialised, and userbuffers, if layers use them."""
-    model, tp_size = point.language_model, point.tp_size
-    rows = padded_vocab_size(model["vocab_size"], tp_size)
+    model, tp_size = point.trained, point.tp_size
+    rows = padded_vocab_size(model.vocab_size, tp_size)
     built = GPTModel(
         config,
         get_gpt_layer_with_transformer_engine_spec(qk_layernorm=config.qk_layernorm),
         vocab_size=rows,
         max_sequence_length=point.tp_training.seq_length,
-        share_embeddings_and_output_weights=model["tie_word_embeddings"],
+        share_embeddings_and_output_weights=model.tie_word_embeddings,
         position_embedding_type="rope",
-        rotary_base=model["rope_parameters"]["rope_theta"],
+        rotary_base=model.rope_parameters["rope_theta"],
     )
-    _leave_padding_out(built.output_layer, rows // tp_size, tp_rank, model["vocab_size"])
+    _leave_padding_out(built.output_layer, rows // tp_size, tp_rank, model.vocab_size)
     return built.to(config.params_dtype)
 
 
@@ -244,7 +249,7 @@ def _leave_padding_out(output_layer: nn.Module, rows: int, tp_rank: int, vocab_s
     """Masks the padding's logits, which Megatron-Core's cross-entropy would count like all others."""
     real = max(vocab_size - rows * tp_rank, 0)
 
-    def masked(_module: nn.Module, _inputs: Any, output: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
+    def masked(_module: nn.Module, _inputs: object, output: tuple[Tensor, object]) -> tuple[Tensor, object]:
         logits, bias = output
         return logits.masked_fill(torch.arange(rows, device=logits.device) >= real, -torch.inf), bias
 
@@ -255,11 +260,11 @@ def _leave_padding_out(output_layer: nn.Module, rows: int, tp_rank: int, vocab_s
 def initial_parts(point: Resolved, draw: Draw, tp_rank: int) -> Iterator[tuple[str, Tensor]]:
     """Yields this rank's part of every initial weight, by its name in GPTModel, float32. `draw`: see
     run.initial_weights."""
-    model, tp_size = point.language_model, point.tp_size
-    of = architecture(model["model_type"])
-    hidden, ffn, head_dim = model["hidden_size"], model["intermediate_size"], model["head_dim"]
-    heads, kv_heads = model["num_attention_heads"], model["num_key_value_heads"]
-    vocabulary = padded_vocab_size(model["vocab_size"], tp_size), hidden
+    model, tp_size = point.trained, point.tp_size
+    of = architecture(model.model_type)
+    hidden, ffn, head_dim = model.hidden_size, model.intermediate_size, model.head_dim
+    heads, kv_heads = model.num_attention_heads, model.num_key_value_heads
+    vocabulary = padded_vocab_size(model.vocab_size, tp_size), hidden
     norms = ("self_attention.linear_qkv.layer_norm_weight", "mlp.linear_fc1.layer_norm_weight")
 
     def cut(weight: Tensor, dim: int = 0) -> Tensor:
@@ -274,7 +279,7 @@ def initial_parts(point: Resolved, draw: Draw, tp_rank: int) -> Iterator[tuple[s
         return cut(torch.cat(grouped, dim=1)).flatten(0, 1)
 
     yield "embedding.word_embeddings.weight", cut(draw(f"{of.embedding}.weight", vocabulary))
-    for index in range(model["num_hidden_layers"]):
+    for index in range(model.num_hidden_layers):
         theirs, ours = f"decoder.layers.{index}", f"{of.layers}.{index}"
         for name, norm in zip(norms, of.layer_norms, strict=True):
             yield f"{theirs}.{name}", draw(f"{ours}.{norm}.weight", (hidden,))
@@ -290,5 +295,5 @@ def initial_parts(point: Resolved, draw: Draw, tp_rank: int) -> Iterator[tuple[s
         yield f"{theirs}.mlp.linear_fc1.weight", torch.cat([cut(weight) for weight in gate_up])
         yield f"{theirs}.mlp.linear_fc2.weight", cut(draw(f"{ours}.mlp.down_proj.weight", (hidden, ffn)), dim=1)
     yield "decoder.final_layernorm.weight", draw(f"{of.final_norm}.weight", (hidden,))
-    if not model["tie_word_embeddings"]:
+    if not model.tie_word_embeddings:
         yield "output_layer.weight", cut(draw(f"{of.output}.weight", vocabulary))

@@ -1,11 +1,11 @@
 """Measurements of a point of workload=tp_training: training steps of a language model by a tensor-parallel stack."""
 
 import statistics
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
+from overlap_sweep.config import PointConfig
 from overlap_sweep.declared import Gb, Us
 from overlap_sweep.results.checks import excess
 from overlap_sweep.results.measured import Measured, Timing, Total
@@ -56,11 +56,11 @@ class TpTrainingRun(Measured, kw_only=True, tag="tp_training"):
     """Tokens of all data-parallel ranks and micro batches; likewise the next two."""
     samples_per_step: Total
     flops_per_step: Annotated[float, msgspec.Meta(gt=0, lt=1e30)]
-    """language_model.flops_per_token times the tokens."""
+    """`LanguageModel.flops_per_token` times the tokens."""
     host_ahead_us: Annotated[float, msgspec.Meta(gt=-1e15, lt=1e15)] | None = None
     """Lead of the host over the device at the end of a step's last backward: median over the timed steps, smallest of
     the ranks. Near zero the host limits the step, or the stack waits for the device. null on a CPU."""
-    details: dict[str, Any] = msgspec.field(default_factory=dict)
+    details: dict[str, object] = msgspec.field(default_factory=dict)
     """Facts reported by the implementation, such as the attention backend."""
 
     def __post_init__(self) -> None:
@@ -94,13 +94,12 @@ class TpTrainingRun(Measured, kw_only=True, tag="tp_training"):
             raise ValueError(f"{found} steps, samples and tokens of a step instead of {asked}")
 
     @classmethod
-    def as_asked(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+    def as_asked(cls, config: PointConfig) -> dict[str, object]:
         """Returns the config with nulls resolved; a precision left to the device is unknown."""
-        impl, precision = config["impl"] or DEFAULT_IMPL, PRECISION_OF.get(config["tp_training"]["dtype"])
-        known = {"impl": impl, "backend": impl, "precision": precision}
-        if config["tp_size"] is not None:
-            known["dp_size"] = dp_size_of(Config(**{name: config[name] for name in ("tp_size", "dp_size", "ranks")}))
-        return {**config, **known}
+        assert isinstance(config, Config)
+        impl, precision = config.impl or DEFAULT_IMPL, PRECISION_OF.get(config.tp_training.dtype or "")
+        dp_size = config.dp_size if config.tp_size is None else dp_size_of(config)
+        return {**config, "impl": impl, "backend": impl, "precision": precision, "dp_size": dp_size}
 
     @property
     def rate(self) -> str:

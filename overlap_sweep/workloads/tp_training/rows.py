@@ -5,21 +5,22 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path, PurePath
-from statistics import fmean, stdev
-from typing import Any, NamedTuple
+from statistics import fmean
+from typing import NamedTuple
 
 import msgspec
 
 from overlap_sweep.report.numbers import as_us
 from overlap_sweep.report.table import Table
-from overlap_sweep.results.estimate import Estimate
+from overlap_sweep.results.estimate import standard_deviation
+from overlap_sweep.results.measured import Scalar
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.traces import TraceReading
-from overlap_sweep.study import SettingRow
+from overlap_sweep.study import SettingRow, Times
 from overlap_sweep.study.settings import Naming, Options, last_part, value_in_words
 from overlap_sweep.trace import TraceRow
 from overlap_sweep.workloads.tp_training.config import (
@@ -32,10 +33,17 @@ from overlap_sweep.workloads.tp_training.config import (
 from overlap_sweep.workloads.tp_training.language_model import peak_tflops
 from overlap_sweep.workloads.tp_training.result import TpTrainingRun, TpTrainingStep
 
-GRID = ("tp_size", "dp_size")
 STACK_OPTIONS = (
-    *("zero_stage", "attn_impl", "vocab_parallel", "sequence_parallel", "compile", "tp_comm_overlap"),
-    *("tp_comm_overlap_cfg", "autocast", "activation_checkpointing", *DATA_PARALLEL_OPTIONS),
+    "zero_stage",
+    "attn_impl",
+    "vocab_parallel",
+    "sequence_parallel",
+    "compile",
+    "tp_comm_overlap",
+    "tp_comm_overlap_cfg",
+    "autocast",
+    "activation_checkpointing",
+    *DATA_PARALLEL_OPTIONS,
 )
 """Options of `tp_training` that change how a step is computed, not what."""
 WORK = "token and GPU"
@@ -43,22 +51,27 @@ WORK = "token and GPU"
 
 def options_of(config: Asked) -> Options:
     """Returns the setting of a point: grid of ranks, implementation and its options."""
-    training = {f"tp_training.{name}": getattr(config.tp_training, name) for name in STACK_OPTIONS}
-    first = {**{name: getattr(config, name) for name in ("impl", *GRID)}, **training}
-    found = {**first, "runtime.max_connections": config.runtime.max_connections}
+    found = {
+        "impl": config.impl,
+        "tp_size": config.tp_size,
+        "dp_size": config.dp_size,
+        **{f"tp_training.{name}": getattr(config.tp_training, name) for name in STACK_OPTIONS},
+        "runtime.max_connections": config.runtime.max_connections,
+    }
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _usual(options: Options, name: str) -> Any:
+def _usual(options: Options, name: str) -> Scalar:
     impl, option = options.get("impl"), last_part(name)
     if option == "compile":
         return impl == "async_tp"
     if option == "sequence_parallel":
-        return impl in SEQUENCE_PARALLEL and options.get("tp_size", 1) > 1
-    return getattr(TpTraining, option, None)
+        return impl in SEQUENCE_PARALLEL and options.get("tp_size") not in (None, 1)
+    usual: Scalar = getattr(TpTraining, option, None)
+    return usual
 
 
-def _value(value: Any) -> str:
+def _value(value: Scalar) -> str:
     # A file's name without its folder.
     return PurePath(value).stem[:40] if isinstance(value, str) else value_in_words(value)
 
@@ -96,10 +109,9 @@ class Losses(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TpTrainingTimes:
+class TpTrainingTimes(Times):
     """The step time of a setting, and what is known of it from traces and from other settings."""
 
-    step: Estimate
     communication: StepCommunication | None
     """Communication in its first point with traces."""
     losses: Losses | None
@@ -109,10 +121,6 @@ class TpTrainingTimes:
 @dataclass(frozen=True)
 class TpTrainingRow(SettingRow[TpTrainingTimes]):
     """One setting over all its points, or one point by itself."""
-
-    @property
-    def communication(self) -> StepCommunication | None:
-        return self.times.communication
 
     @property
     def losses(self) -> Losses | None:
@@ -129,12 +137,8 @@ class TpTrainingRow(SettingRow[TpTrainingTimes]):
         return self.points[0].measured_as(TpTrainingRun)
 
     @property
-    def ranks(self) -> int:
-        return self.config.tp_size * self.config.dp_size
-
-    @property
     def amounts(self) -> Mapping[str, float | None]:
-        return {WORK: self.run.tokens_per_step / self.ranks}
+        return {WORK: self.run.tokens_per_step / self.config.world_size}
 
     @cached_property
     def steps(self) -> list[TpTrainingStep]:
@@ -158,13 +162,13 @@ class TpTrainingRow(SettingRow[TpTrainingTimes]):
 
     @property
     def tflops_per_gpu(self) -> float:
-        return self.run.flops_per_step / self.time_us / 1e6 / self.ranks
+        return self.run.flops_per_step / self.time_us / 1e6 / self.config.world_size
 
     @property
     def mfu(self) -> float | None:
         """Returns the model FLOP utilisation, a share; None if the GPU's peak is not known."""
         result = self.points[0].result
-        gpu = result.environment.get("gpu") if result else None
+        gpu = result.machine.gpu if result else None
         peak = self.config.tp_training.peak_tflops or peak_tflops(gpu, self.config.precision)
         return self.tflops_per_gpu / peak if peak else None
 
@@ -287,18 +291,20 @@ def results_json(row: TpTrainingRow, table: Table[TpTrainingRow]) -> bytes:
     return msgspec.json.format(msgspec.json.encode(results(row, table)), indent=2) + b"\n"
 
 
-def results(row: TpTrainingRow, table: Table[TpTrainingRow]) -> dict[str, Any]:
+def results(row: TpTrainingRow, table: Table[TpTrainingRow]) -> dict[str, object]:
     """Returns the content of the results file."""
     config, run, steps, result = row.config, row.run, row.steps, row.points[0].result
     assert result
-    options = dict(row.points[0].recorded["tp_training"])
+    options = asdict(config.tp_training)
     times_ms, per_s = [step.step_us / 1e3 for step in steps], fmean(1e6 / step.step_us for step in steps)
     losses = [step.loss for step in steps if step.loss is not None]
     return {
         "config": {
             "model_name": config.model.name,
-            **{name: getattr(config, name) for name in ("impl", "tp_size", "dp_size")},
-            "num_layers": config.language_model["num_hidden_layers"],
+            "impl": config.impl,
+            "tp_size": config.tp_size,
+            "dp_size": config.dp_size,
+            "num_layers": config.num_layers,
             "use_vocab_parallel": options.pop("vocab_parallel"),
             **options,
             "output_dir": str(row.points[0].directory),
@@ -308,7 +314,7 @@ def results(row: TpTrainingRow, table: Table[TpTrainingRow]) -> dict[str, Any]:
         "summary": {
             "num_steps": len(steps),
             "avg_step_time_ms": fmean(times_ms),
-            "std_step_time_ms": stdev(times_ms) if len(times_ms) > 1 else 0.0,
+            "std_step_time_ms": standard_deviation(times_ms) if len(times_ms) > 1 else 0.0,
             "avg_tokens_per_sec": run.tokens_per_step * per_s,
             "avg_samples_per_sec": run.samples_per_step * per_s,
             "avg_loss": fmean(losses) if losses else None,
@@ -323,7 +329,7 @@ def results(row: TpTrainingRow, table: Table[TpTrainingRow]) -> dict[str, Any]:
     }
 
 
-def _step(step: TpTrainingStep, run: TpTrainingRun) -> dict[str, Any]:
+def _step(step: TpTrainingStep, run: TpTrainingRun) -> dict[str, float | None]:
     parts = ("step", "forward", "backward", "optimizer")
     return {
         "step": step.step,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from importlib import import_module
-from itertools import cycle, islice
+from itertools import cycle
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -27,18 +27,14 @@ from overlap_sweep.measure import Ranks, stream
 from overlap_sweep.measure.instruments import named_range
 from overlap_sweep.measure.profile import ProfiledSteps, profile_steps
 from overlap_sweep.measure.timing import Anchor, Mark
+from overlap_sweep.workloads import MeasuredFields
 from overlap_sweep.workloads.tp_training.config import Resolved, ResolvedTraining, registered_implementations
-from overlap_sweep.workloads.tp_training.language_model import architecture, flops_per_token, parameters
+from overlap_sweep.workloads.tp_training.language_model import architecture
 from overlap_sweep.workloads.tp_training.result import TpTrainingRun, TpTrainingStep
 
 HOST_LEADS = 0.05
 """A step is launch-bound if the host's lead at the end of the backward is below this share of it. Before the optimizer,
 since some stacks wait for the device there."""
-_OF_RANK = (
-    *("grad_norm", "step_us", "forward_us", "backward_us", "optimizer_us"),
-    *("memory_allocated_gb", "memory_peak_gb"),
-)
-"""Fields of TpTrainingStep whose maximum over the ranks counts; no memory on a CPU."""
 _GB = 1e9
 LESS_MEMORY = (
     "out of device memory; give a smaller tp_training.batch_size or tp_training.seq_length, "
@@ -74,7 +70,7 @@ def groups_of(ranks: Ranks, tp_size: int, dp_size: int) -> Groups:
 class Facts:
     """Facts about a run that only the implementation knows."""
 
-    details: dict[str, Any] = field(default_factory=dict)
+    details: dict[str, object] = field(default_factory=dict)
     """Details for result.json, such as the attention backend."""
     warnings: list[str] = field(default_factory=list)
     """Caveats for the reader, one sentence each."""
@@ -144,9 +140,8 @@ def initial_weights(point: Resolved, ranks: Ranks) -> Callable[[str, Sequence[in
 
     One parameter is whole at a time: whoever asks cuts out its part and lets go of the rest.
     """
-    seed, model = point.tp_training.seed, point.language_model
-    of = architecture(model["model_type"])
-    std, vocabulary = model.get("initializer_range", 0.02), model["vocab_size"]
+    seed, model = point.tp_training.seed, point.trained
+    of = architecture(model.model_type)
 
     def draw(name: str, shape: Sequence[int]) -> Tensor:
         if name.endswith("bias"):
@@ -155,8 +150,8 @@ def initial_weights(point: Resolved, ranks: Ranks) -> Callable[[str, Sequence[in
             return torch.ones(*shape, device=ranks.device)
         weight = torch.zeros(*shape, device=ranks.device)
         # The padding is no part of the draw, which would else depend on the number of ranks.
-        rows = vocabulary if name in (f"{of.embedding}.weight", f"{of.output}.weight") else shape[0]
-        weight[:rows].normal_(std=std, generator=stream(ranks.device, seed, name))
+        rows = model.vocab_size if name in (f"{of.embedding}.weight", f"{of.output}.weight") else shape[0]
+        weight[:rows].normal_(std=model.initializer_range, generator=stream(ranks.device, seed, name))
         return weight
 
     return draw
@@ -181,17 +176,17 @@ def token_batches(point: Resolved, ranks: Ranks, dp_rank: int) -> list[tuple[Ten
 
 
 def _draw(point: Resolved, ranks: Ranks, dp_rank: int, index: int) -> tuple[Tensor, Tensor]:
-    training, vocabulary = point.tp_training, point.language_model["vocab_size"]
+    training = point.tp_training
     generator = stream(torch.device("cpu"), training.seed, f"micro batch {index}", dp_rank)
     shape = training.batch_size, training.seq_length + 1
     drawn = torch.rand(shape, generator=generator, dtype=torch.float64) ** SKEW
-    tokens = (drawn * vocabulary).long().to(ranks.device)
+    tokens = (drawn * point.trained.vocab_size).long().to(ranks.device)
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
-def run(point: Resolved, directory: Path, ranks: Ranks) -> dict[str, Any]:
+def run(point: Resolved, directory: Path, ranks: Ranks) -> MeasuredFields:
     """Returns the measured fields of the point's Result. Collective."""
-    training, tokens, model = point.tp_training, point.workload.tokens, point.language_model
+    training, tokens, model = point.tp_training, point.workload.tokens, point.trained
     with ranks.memory_freed():
         try:
             steps, profiled, facts = _train(point, directory, ranks)
@@ -201,10 +196,10 @@ def run(point: Resolved, directory: Path, ranks: Ranks) -> dict[str, Any]:
     ahead_us = steps.least_ahead_us()
     measured = TpTrainingRun(
         steps=steps.read_steps,
-        parameters=parameters(model),
+        parameters=model.parameters,
         tokens_per_step=tokens,
         samples_per_step=tokens // training.seq_length,
-        flops_per_step=tokens * flops_per_token(model, training.seq_length),
+        flops_per_step=tokens * model.flops_per_token(training.seq_length),
         host_ahead_us=ahead_us,
         details=facts.details,
     )
@@ -250,23 +245,28 @@ class Step:
     loss: Tensor
     """Mean over this rank's micro batches."""
     grad_norm: Tensor
-    memory_bytes: tuple[int, ...]
-    """Allocated and peak memory; empty on a CPU."""
+    memory_gb: dict[str, float]
+    """Allocated and peak memory, by field of TpTrainingStep; empty on a CPU."""
 
     @property
     def computed(self) -> Mark:
         """Returns the mark at the end of its last backward."""
         return self.micro_batches[-1][-1]
 
-    def of_rank(self) -> list[float]:
-        """Returns this rank's values of _OF_RANK. The device must have passed the step's end."""
-        times_ns = [
-            self.end.after_ns(self.micro_batches[0][0]),
-            sum(between.after_ns(begin) for begin, between, _ in self.micro_batches),
-            sum(end.after_ns(between) for _, between, end in self.micro_batches),
-            self.end.after_ns(self.computed),
-        ]
-        return [float(self.grad_norm), *(ns / 1e3 for ns in times_ns), *(taken / _GB for taken in self.memory_bytes)]
+    def of_rank(self) -> dict[str, float]:
+        """Returns this rank's values by field of TpTrainingStep; the largest of all ranks counts. The device must have
+        passed the step's end."""
+        times_ns = {
+            "step_us": self.end.after_ns(self.micro_batches[0][0]),
+            "forward_us": sum(between.after_ns(begin) for begin, between, _ in self.micro_batches),
+            "backward_us": sum(end.after_ns(between) for _, between, end in self.micro_batches),
+            "optimizer_us": self.end.after_ns(self.computed),
+        }
+        return {
+            "grad_norm": float(self.grad_norm),
+            **{name: ns / 1e3 for name, ns in times_ns.items()},
+            **self.memory_gb,
+        }
 
 
 def training_step(
@@ -284,9 +284,11 @@ def training_step(
         losses.append(loss.detach())
     grad_norm = built.update().detach()
     end = Mark(ranks.device)
-    asked = (torch.cuda.memory_allocated, torch.cuda.max_memory_allocated) if ranks.device.type == "cuda" else ()
-    memory_bytes = tuple(of_memory(ranks.device) for of_memory in asked)
-    return Step(marks, end, torch.stack(losses).mean(), grad_norm, memory_bytes)
+    memory_gb: dict[str, float] = {}
+    if ranks.device.type == "cuda":
+        memory_gb["memory_allocated_gb"] = torch.cuda.memory_allocated(ranks.device) / _GB
+        memory_gb["memory_peak_gb"] = torch.cuda.max_memory_allocated(ranks.device) / _GB
+    return Step(marks, end, torch.stack(losses).mean(), grad_norm, memory_gb)
 
 
 class StepReader:
@@ -323,10 +325,10 @@ class StepReader:
         dist.all_reduce(mean, group=self._dp)
         losses: list[float] = mean.tolist()
         of_rank = [step.of_rank() for step in self._waiting]
-        slowest = iter(self._ranks.slowest([value for values in of_rank for value in values]))
+        slowest = iter(self._ranks.slowest([value for values in of_rank for value in values.values()]))
         for step, loss, values in zip(self._waiting, losses, of_rank, strict=True):
-            number, of_step = len(self.read_steps), dict(zip(_OF_RANK, islice(slowest, len(values)), strict=False))
-            of_step["loss"] = loss
+            number = len(self.read_steps)
+            of_step = {"loss": loss} | dict(zip(values, slowest, strict=False))
             found: dict[str, Any] = {name: value if math.isfinite(value) else None for name, value in of_step.items()}
             self.read_steps.append(TpTrainingStep(step=number, warmup=number < self._warmup_steps, **found))
             if number >= self._warmup_steps:

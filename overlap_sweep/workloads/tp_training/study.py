@@ -3,7 +3,7 @@ GPU."""
 
 import shlex
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate, cycle
 from operator import attrgetter
@@ -20,18 +20,15 @@ from overlap_sweep.results.comparable import Key, Sample
 from overlap_sweep.results.estimate import Estimate
 from overlap_sweep.results.identity import key_of
 from overlap_sweep.results.measured import Timing
-from overlap_sweep.results.nodes import on_nodes
 from overlap_sweep.results.points import Point, group_points
 from overlap_sweep.results.run_directory import Result
-from overlap_sweep.results.traces import TraceReading
-from overlap_sweep.study import STEP, Bar, CaseAnalysis, Study
+from overlap_sweep.results.traces import TraceReading, on_nodes
+from overlap_sweep.study import STEP, Bar, CaseAnalysis, Study, step_times, time_of_point
 from overlap_sweep.study.settings import DEFAULTS, Options, key, value_in_words
-from overlap_sweep.study.times import step_times, time_of_point
-from overlap_sweep.workloads.tp_training.config import Resolved
+from overlap_sweep.workloads.tp_training.config import REPORTED, Resolved, TpTraining
 from overlap_sweep.workloads.tp_training.result import TpTrainingRun
 from overlap_sweep.workloads.tp_training.rows import (
     NAMING,
-    STACK_OPTIONS,
     Losses,
     StepCommunication,
     TpTrainingRow,
@@ -43,8 +40,8 @@ from overlap_sweep.workloads.tp_training.rows import (
 )
 from overlap_sweep.workloads.tp_training.tables import ANSWERS, COMPARED, RESULTS, TABLE
 
-_USUAL = {"learning_rate": 1e-5, "weight_decay": 0.01, "max_grad_norm": 1.0, "seed": 42}
-"""Default options of tp_training, which a case does not name."""
+_NOT_NAMED = ("learning_rate", "weight_decay", "max_grad_norm", "seed")
+"""Options of tp_training that a case names only if they are not at their defaults."""
 MOST_CURVES = 10
 """Curves in the chart, deviating ones first; more would be hard to distinguish."""
 MOST_POINTS = 400
@@ -118,8 +115,7 @@ class TpTrainingStudy(Study[TpTrainingCase, TpTrainingRow]):
     most_diagnosed = 3
     reads_traces = True
     matched = ("impl", "dp_size")
-    # They affect the report only.
-    changes_nothing = ("tp_training.log_interval", "tp_training.peak_tflops")
+    changes_nothing = tuple(f"tp_training.{name}" for name in REPORTED)
 
     def over(self, points: Sequence[Point], traces: Mapping[Path, TraceReading]) -> Self:
         same_data = group_points(
@@ -137,29 +133,29 @@ class TpTrainingStudy(Study[TpTrainingCase, TpTrainingRow]):
 
     def case(self, point: Point) -> TpTrainingCase:
         config = point.config_as(Resolved)
-        options = asdict(config.tp_training)
+        training = config.tp_training
+        others = {name: getattr(training, name) for name in _NOT_NAMED}
         return TpTrainingCase(
             model=config.model.name,
-            num_layers=config.language_model["num_hidden_layers"],
+            num_layers=config.num_layers,
             device=point.case.device,
             precision=config.precision,
-            more="".join(f", {name}={options[name]:g}" for name, usual in _USUAL.items() if options[name] != usual),
+            seq_length=training.seq_length,
+            batch_size=training.batch_size,
+            gradient_accumulation_steps=training.gradient_accumulation_steps,
+            num_training_steps=training.num_training_steps,
+            warmup_steps=training.warmup_steps,
+            more="".join(f", {name}={value:g}" for name, value in others.items() if value != getattr(TpTraining, name)),
             architecture=key_of(config.language_model)[:8],
             nodes=point.case.nodes,
             parameters=point.measured_as(TpTrainingRun).parameters,
-            **{name: value for name, value in options.items() if name in TpTrainingCase._fields},
         )
 
     def options(self, point: Point) -> Options:
         return options_of(point.config_as(Resolved))
 
     def identity(self, point: Point) -> Hashable:
-        # As recorded: earlier results lack options, or have nulls instead of defaults.
-        config = point.recorded
-        options = {name: config["tp_training"].get(name) for name in STACK_OPTIONS}
-        more = {name: config[name] for name in ("impl", "tp_size", "dp_size")}
-        connections = config["runtime"].get("max_connections")
-        return key({**options, **more, "overlap_cfg": config.get("overlap_cfg"), "max_connections": connections})
+        return key(self.options(point)), repr(point.config_as(Resolved).overlap_cfg)
 
     def roles(self, option: str) -> Collection[Role]:
         return (TRAINS_DIFFERENTLY,) if option == "dp_size" else (SCHEDULES,)

@@ -5,6 +5,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -27,7 +28,8 @@ def _become(capability: tuple[int, int]) -> Any:
     """Have this process see the fake Flux and a GPU of that compute capability; the fake."""
     import torch
 
-    sys.path.insert(0, str(FAKE))
+    if str(FAKE) not in sys.path:
+        sys.path.insert(0, str(FAKE))
     torch.cuda.get_device_capability = lambda device=None: capability  # type: ignore[assignment]
     import flux.cpp_mod
 
@@ -45,6 +47,7 @@ def computed(
     from overlap_sweep.workloads.kernel import run as kernel_run
 
     fake = _become(capability)
+    fake.CALLS.clear()
     found: dict[str, float | str] = {}
     held = []
     for kernel, of_kernel in names.items():
@@ -83,7 +86,7 @@ def listed(precision: str, transposed: bool = True) -> dict[str, list[str]]:
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_all_implementations_compute_the_kernel(capability: tuple[int, int], precision: str) -> None:
     names = listed(precision)
-    for found, _, held, _ in run_ranks(2, computed, capability, precision, names):
+    for found, _, held, _ in run_ranks(2, computed, capability, precision, names, keep="flux"):
         assert set(found) == {name for of_kernel in names.values() for name in of_kernel}
         assert all(isinstance(error, float) and error < 1e-2 for error in found.values()), found
         assert not held, "close frees what the ranks share, while what was built is still there"
@@ -91,7 +94,7 @@ def test_all_implementations_compute_the_kernel(capability: tuple[int, int], pre
 
 def test_settings_reach_flux_and_share_one_buffer() -> None:
     names = {"ag_gemm": ["all_to_all_ce1", "ring_ce1", "ring_ce0_transposed"], "gemm_rs": ["scatter", "scatter_fused"]}
-    _, calls, _, environment = run_ranks(2, computed, HOPPER, "fp16", names)[0]
+    _, calls, _, environment = run_ranks(2, computed, HOPPER, "fp16", names, keep="flux")[0]
     assert list(dict.fromkeys(calls)) == [
         "All2All cuda_core=False transposed=False",
         "Ring1D cuda_core=False transposed=False",
@@ -118,7 +121,7 @@ def test_fp8_is_scaled_where_flux_has_it_and_other_gpus_are_refused(
     capability: tuple[int, int], precision: str, names: dict[str, list[str]] | None, refused: str | None
 ) -> None:
     names = names or listed(precision, transposed=False)
-    for found, *_ in run_ranks(2, computed, capability, precision, names):
+    for found, *_ in run_ranks(2, computed, capability, precision, names, keep="flux"):
         for error in found.values():
             assert error == refused if refused else isinstance(error, float) and error < 1e-2
 
@@ -132,23 +135,26 @@ def refused_by_flux(ranks: Ranks, what: str) -> str:
 
     point = flux_point("gemm_rs")
     problem = kernel_run.draw_problem(point, ranks)
-    if what == "not compiled":
-        flux.GemmRS = fake.NotCompiled()
-    elif what == "not importable":
-        del sys.modules["flux"]
-        sys.modules["flux.cpp_mod"] = None  # type: ignore[assignment]
-    elif what == "no kernel":
-        fake._check_compiled = lambda *_: fake._check(False, "No registered hparams found for meta:GemmMeta")
-    else:
-        fake._product = lambda *_: (_ for _ in ()).throw(RuntimeError("CUDA error: an illegal memory access"))
-    try:
-        kernels.build(point, {"method": "scatter"}, problem, ranks)
-    except Refused as reason:
-        return str(reason)
-    except RuntimeError as error:
-        return f"raised {error}"
-    finally:
-        kernels.close()
+    with pytest.MonkeyPatch.context() as patched:
+        if what == "not compiled":
+            patched.setattr(flux, "GemmRS", fake.NotCompiled())
+        elif what == "not importable":
+            patched.delitem(sys.modules, "flux")
+            patched.setitem(sys.modules, "flux.cpp_mod", None)
+        elif what == "no kernel":
+            unknown = "No registered hparams found for meta:GemmMeta"
+            patched.setattr(fake, "_check_compiled", lambda *_: fake._check(False, unknown))
+        else:
+            error = RuntimeError("CUDA error: an illegal memory access")
+            patched.setattr(fake, "_product", Mock(side_effect=error))
+        try:
+            kernels.build(point, {"method": "scatter"}, problem, ranks)
+        except Refused as reason:
+            return str(reason)
+        except RuntimeError as error:
+            return f"raised {error}"
+        finally:
+            kernels.close()
     return "built"
 
 
@@ -162,7 +168,7 @@ def refused_by_flux(ranks: Ranks, what: str) -> str:
     ],
 )
 def test_what_flux_lacks_is_refused_and_what_fails_is_not(what: str, said: str) -> None:
-    for reason in run_ranks(2, refused_by_flux, what):
+    for reason in run_ranks(2, refused_by_flux, what, keep="flux"):
         assert reason.startswith(said)
         assert "\n" not in reason
 

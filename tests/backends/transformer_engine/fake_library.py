@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 # What is first imported within the block would be imported anew after it, and then exist twice.
-import overlap_sweep.backends.torch.overlap
+import overlap_sweep.backends.communicator
 import overlap_sweep.overlap.recipes  # noqa: F401
 from overlap_sweep.backends import transformer_engine
 

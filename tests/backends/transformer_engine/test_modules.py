@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from overlap_sweep.backends import transformer_engine
-from overlap_sweep.backends.transformer_engine import attention_backend, attention_warnings
+from overlap_sweep.backends.installed import attention_backend, attention_warnings
 from overlap_sweep.errors import Refused
 from overlap_sweep.overlap.recipes import RECIPES
 from tests.backends.transformer_engine.fake_library import LAYERS, fake_library

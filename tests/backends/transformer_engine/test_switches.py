@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from overlap_sweep.backends import Purpose, transformer_engine
-from overlap_sweep.backends.transformer_engine import MEGATRON_NAMES, operator_switches
+from overlap_sweep.backends import Purpose, installed, transformer_engine
 from overlap_sweep.overlap import models, space
-from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS, methods_allowed
+from overlap_sweep.overlap.overlap_cfg import MEGATRON_NAMES, SWITCH_DEFAULTS, methods_allowed, operator_switches
 from tests.make_point import gpu_point
 
 COLUMN_FPROP, ROW_FPROP = ("qkv_fprop", "fc1_fprop"), ("proj_fprop", "fc2_fprop")
@@ -70,10 +69,10 @@ def test_the_switches_of_an_operator(operator: str) -> None:
 
 
 def test_the_cuda_that_it_was_built_for_is_known_by_its_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    for installed, major in (("transformer-engine-cu12", 12), ("transformer-engine-cu13", 13), ("numpy", None)):
-        found = {installed: "2.20.2"}
-        monkeypatch.setattr(transformer_engine, "installed_version", found.get)
-        assert transformer_engine.cuda_major.__wrapped__() == major
+    for package, major in (("transformer-engine-cu12", 12), ("transformer-engine-cu13", 13), ("numpy", None)):
+        found = {package: "2.20.2"}
+        monkeypatch.setattr(installed, "installed_version", found.get)
+        assert installed.cuda_major.__wrapped__() == major
 
 
 # Transformer Engine 2.20, module/base.py, get_default_config.
@@ -113,7 +112,7 @@ def test_a_default_that_a_precision_cannot_overlap_is_none() -> None:
 )
 def test_parameters_of_every_operator(operator: str, model: dict[str, Any], names: set[str]) -> None:
     point = gpu_point(operator=operator, model=model)
-    shape = models.linear_shape(point["model"], operator, 128, 2)
+    shape = models.linear_shape(point.model, operator, 128, 2)
     shapes = transformer_engine.parameter_shapes(point, shape)
     assert set(shapes) == {"weight", *names}
     assert shapes["weight"] == shape.weight_shape
@@ -122,7 +121,7 @@ def test_parameters_of_every_operator(operator: str, model: dict[str, Any], name
 
 
 @pytest.mark.parametrize(
-    ("package", "installed", "says"),
+    ("package", "version", "says"),
     [
         ("transformer_engine", "2.9.0+70f53666.nv25.11", "transformer-engine 2.9.0+70f53666.nv25.11 is too old"),
         ("transformer_engine", "2.20.2", None),
@@ -132,9 +131,9 @@ def test_parameters_of_every_operator(operator: str, model: dict[str, Any], name
     ],
 )
 def test_a_library_that_is_too_old_is_named(
-    package: str, installed: str, says: str | None, monkeypatch: pytest.MonkeyPatch
+    package: str, version: str, says: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transformer_engine, "missing", lambda _package: None)
-    monkeypatch.setattr(transformer_engine, "installed_version", lambda _distribution: installed)
-    reason = transformer_engine.unusable(package)
+    monkeypatch.setattr(installed, "missing", lambda _package: None)
+    monkeypatch.setattr(installed, "installed_version", lambda _distribution: version)
+    reason = installed.unusable(package)
     assert reason is None if says is None else says in (reason or "")

@@ -6,7 +6,7 @@ from pathlib import Path
 from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.report.page import page_files
 from overlap_sweep.report.section import Analysis
-from overlap_sweep.workloads.sections import analyse
+from overlap_sweep.workloads import analyse
 
 ADDRESSES = ("src", "href", "action", "data", "poster", "srcset")
 

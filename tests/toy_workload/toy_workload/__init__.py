@@ -17,7 +17,7 @@ WORKLOAD = Workload(
     refusal=lambda point: None if point["tp_size"] > 1 else "tp_size=1 communicates nothing",
     run=run_of(__name__),
     subject=lambda point: "all-reduce",
-    words=lambda point, _: [models.short_name(point["model"]), f"tp{point['tp_size']}", f"x{point['toy']['chunks']}"],
+    words=lambda point, _: [models.short_name(point.model), f"tp{point['tp_size']}", f"x{point['toy']['chunks']}"],
     named={"tp_size", "toy.chunks"},
     searchable=Searchable(
         sample=sample, same_point=lambda point: f"{point['tp_size']} {point['toy']}", options=("toy.",)

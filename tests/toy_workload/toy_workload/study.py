@@ -8,10 +8,9 @@ from overlap_sweep.report.table import MODEL, asked, attribute
 from overlap_sweep.results.comparable import WHOLE, Key, Sample, key_of_pass
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.run_directory import Result
-from overlap_sweep.study import CaseAnalysis, SettingRow, Study
+from overlap_sweep.study import CaseAnalysis, SettingRow, Study, Times, step_times, time_of_point
 from overlap_sweep.study.section import NOISE, case_columns, tables
 from overlap_sweep.study.settings import Naming, Options
-from overlap_sweep.study.times import StepTime, step_times, time_of_point
 from toy_workload.config import Resolved
 from toy_workload.result import ToyTimes
 
@@ -48,9 +47,9 @@ TABLES = tables(
 )
 
 
-class ToyStudy(Study[ToyCase, SettingRow[StepTime]]):
+class ToyStudy(Study[ToyCase, SettingRow[Times]]):
     workload = name = "toy"
-    row = SettingRow[StepTime]
+    row = SettingRow[Times]
     naming = Naming(usual=lambda options, name: 1)
     reference = "simplest"
     what = topic = "all-reduces"
@@ -65,13 +64,13 @@ class ToyStudy(Study[ToyCase, SettingRow[StepTime]]):
     def options(self, point: Point) -> Options:
         return {"toy.chunks": point.config_as(Resolved).toy.chunks}
 
-    def times(self, settings: Sequence[Sequence[Point]]) -> list[StepTime]:
+    def times(self, settings: Sequence[Sequence[Point]]) -> list[Times]:
         return step_times(settings, timing)
 
-    def times_of_point(self, point: Point) -> StepTime:
+    def times_of_point(self, point: Point) -> Times:
         return time_of_point(timing(point))
 
-    def key(self, analysis: CaseAnalysis[ToyCase, SettingRow[StepTime]], row: SettingRow[StepTime]) -> Key:
+    def key(self, analysis: CaseAnalysis[ToyCase, SettingRow[Times]], row: SettingRow[Times]) -> Key:
         return key_of_pass(row.points[0].case, analysis.case.tp_size, "all-reduce", WHOLE)
 
     def samples(self, result: Result) -> dict[str, Sample]:

@@ -6,11 +6,11 @@ import msgspec
 import pytest
 import yaml
 
-from overlap_sweep.results.identity import point_key
+from overlap_sweep.results.identity import NO_MULTICAST, point_key
 from overlap_sweep.results.registry import decoded_point
-from overlap_sweep.runtime import placement
+from overlap_sweep.runtime import nodes
 from overlap_sweep.runtime import point as runtime_point
-from overlap_sweep.runtime.group_config import NO_MULTICAST, GroupConfig, shared_by, worker_environment
+from overlap_sweep.runtime.group_config import GroupConfig, shared_by, worker_environment
 from overlap_sweep.workloads import fsdp
 from overlap_sweep.workloads.fsdp import sharding
 from overlap_sweep.workloads.fsdp.config import Resolved
@@ -44,7 +44,7 @@ def test_what_null_stands_for() -> None:
 @pytest.fixture
 def many_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A launch on eight machines."""
-    monkeypatch.setattr(placement, "nodes_here", lambda: 8)
+    monkeypatch.setattr(nodes, "nodes_here", lambda: 8)
 
 
 @pytest.mark.usefixtures("many_nodes")

@@ -17,10 +17,10 @@ from overlap_sweep.results.gain import Gain
 from overlap_sweep.results.records import KnobRecord, KnobSearch
 from overlap_sweep.study.analysis import analyse
 from overlap_sweep.study.words import headline
+from overlap_sweep.workloads import read_sources
 from overlap_sweep.workloads.job.command import command_line
 from overlap_sweep.workloads.job.rows import NAMING, options_of
 from overlap_sweep.workloads.job.study import STUDY, Analysis
-from overlap_sweep.workloads.sections import read_sources
 from tests.make_point import job_config, make_point
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"

@@ -22,7 +22,7 @@ from overlap_sweep.workloads.job.output import ending, first_error
 from overlap_sweep.workloads.job.result import FoundCause, JobRun
 from overlap_sweep.workloads.job.run import run
 from overlap_sweep.workloads.job.steps import is_launch_bound, read_traces
-from tests.results.traces_by_hand import write_trace
+from tests.timeline import write_trace
 from tests.workloads.job.commands import failure, job, job_point, measured, recorded, recording, shell
 
 LONG = "sleep 600"

@@ -20,8 +20,7 @@ from overlap_sweep.results.registry import decoded_point
 from overlap_sweep.results.run_directory import trace_file
 from overlap_sweep.trace.files import read_trace_file
 from overlap_sweep.workloads import layer
-from overlap_sweep.workloads.layer import moe
-from overlap_sweep.workloads.layer import run as layer_run
+from overlap_sweep.workloads.layer import moe, moe_bench
 from overlap_sweep.workloads.layer.answer import LayerAnalysis, analyse_layer, described
 from overlap_sweep.workloads.layer.config import Moe, Resolved
 from overlap_sweep.workloads.layer.moe import VARIANTS, arguments, megatron_arguments, variant_refusal
@@ -56,7 +55,7 @@ def moe_point(variants: list[str] | None = None, tp_size: int = 1, **options: An
 
 
 def measured(ranks: Ranks, directory: Path, given: Resolved) -> dict[str, Any]:
-    return layer_run.run(given, directory, ranks)
+    return moe_bench.run(given, directory, ranks)
 
 
 @pytest.mark.end_to_end

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from overlap_sweep.backends import transformer_engine
+from overlap_sweep.backends import installed
 from overlap_sweep.workloads.layer import moe
 from overlap_sweep.workloads.layer.result import LayerTimes
 from tests.sweeps import Launch
 
 pytestmark = [
-    pytest.mark.skipif(bool(transformer_engine.missing(package)), reason=f"needs {package}")
+    pytest.mark.skipif(bool(installed.missing(package)), reason=f"needs {package}")
     for package in ("transformer_engine", "megatron.core")
 ]
 SMALL = ("workload=layer", "layer=moe", "model=qwen3_30b_a3b", "workload.tokens=2048", "workload.repeats=5")

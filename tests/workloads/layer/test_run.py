@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from overlap_sweep.backends import transformer_engine
+from overlap_sweep.backends import installed
 from overlap_sweep.backends.torch import overlap
 from overlap_sweep.measure import Ranks
 from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig
@@ -28,8 +28,8 @@ ON_TORCH: dict[str, Any] = {"backend": "torch", "precision": "fp32", "runtime": 
 
 
 @pytest.fixture(autouse=True)
-def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transformer_engine, "missing", lambda *_: None)
+def library_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(installed, "missing", lambda *_: None)
 
 
 def point(**changes: Any) -> Any:

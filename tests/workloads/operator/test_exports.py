@@ -13,7 +13,7 @@ from unittest.mock import patch
 import pytest
 import yaml
 
-from overlap_sweep.backends import transformer_engine
+from overlap_sweep.backends import installed
 from overlap_sweep.overlap import overlap_cfg
 from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig
 from overlap_sweep.workloads.operator import exports
@@ -220,7 +220,7 @@ def initialise(ranks: Any, files: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 @pytest.mark.gpu(count=2)
-@pytest.mark.skipif(bool(transformer_engine.missing()), reason="needs Transformer Engine")
+@pytest.mark.skipif(bool(installed.missing()), reason="needs Transformer Engine")
 def test_transformer_engine_takes_every_file(tmp_path: Path) -> None:
     given = CONFIGS["every method"]
     (tmp_path / "megatron.yaml").write_text(exports.megatron_yaml(given, ["Measured here."]))

@@ -12,11 +12,11 @@ from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.report.files import write_reports
 from overlap_sweep.report.section import Analysis
+from overlap_sweep.workloads import analyse
 from overlap_sweep.workloads.operator.answer import CaseAnalysis, scale
 from overlap_sweep.workloads.operator.choice import default_sum_us
 from overlap_sweep.workloads.operator.proof import Unproven
 from overlap_sweep.workloads.operator.result import DefaultTiming, PassTimes
-from overlap_sweep.workloads.sections import analyse
 from tests.made_sweeps import (
     BEST_SWITCHES,
     LABELS,

@@ -17,7 +17,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from overlap_sweep.backends import transformer_engine
+from overlap_sweep.backends import installed
 from overlap_sweep.workloads.tp_training import megatron
 
 
@@ -60,7 +60,7 @@ _STANDS_FOR: list[tuple[Any, str, Any]] = [
     (megatron, "GPTModel", _with_own_layers),
     (megatron, "get_gpt_layer_with_transformer_engine_spec", lambda **_: None),
     (megatron, "initial_parts", _parts_of_own_layers),
-    (transformer_engine, "attention_backend", lambda: "Megatron-Core's own"),
+    (installed, "attention_backend", lambda: "Megatron-Core's own"),
     (torch.cuda, "current_device", lambda: torch.device("cpu")),
     (torch.cuda, "current_stream", torch.cpu.current_stream),
     # Without CUDA there are no states of its random numbers to keep apart, and nothing here is random.

@@ -15,7 +15,6 @@ from overlap_sweep.runtime.group_config import GroupConfig
 from overlap_sweep.workloads import tp_training
 from overlap_sweep.workloads.tp_training import hugging_face
 from overlap_sweep.workloads.tp_training.config import DATA_PARALLEL_OPTIONS, Resolved
-from overlap_sweep.workloads.tp_training.language_model import flops_per_token, parameters
 from tests.composed import composed, tp_point
 
 
@@ -193,11 +192,13 @@ def test_a_config_that_cannot_be_trained_is_refused_in_one_line(
 
 
 def test_parameters_and_flops_are_those_that_are_published() -> None:
-    fields = composed("workload=tp_training", "runtime.device=cpu", "model=llama3_8b")["language_model"]
+    llama, qwen3 = (
+        composed("workload=tp_training", "runtime.device=cpu", f"model={name}").trained
+        for name in ("llama3_8b", "qwen3_32b")
+    )
     # 8.03 billion, norms included.
-    assert parameters(fields) == pytest.approx(8.03e9, rel=1e-3)
-    qwen3 = composed("workload=tp_training", "runtime.device=cpu", "model=qwen3_32b")["language_model"]
-    assert parameters(qwen3) == pytest.approx(32.76e9, rel=1e-3)
-    without_attention = flops_per_token(fields, 0)
-    assert without_attention == 6 * (parameters(fields) - 128256 * 4096)
-    assert flops_per_token(fields, 2048) - without_attention == 12 * 32 * 4096 * 2048
+    assert llama.parameters == pytest.approx(8.03e9, rel=1e-3)
+    assert qwen3.parameters == pytest.approx(32.76e9, rel=1e-3)
+    without_attention = llama.flops_per_token(0)
+    assert without_attention == 6 * (llama.parameters - 128256 * 4096)
+    assert llama.flops_per_token(2048) - without_attention == 12 * 32 * 4096 * 2048

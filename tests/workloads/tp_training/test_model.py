@@ -31,7 +31,7 @@ def from_meta(point: Resolved) -> Any:
     model = hugging_face.build_on_meta(point)
     assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
     model.to_empty(device="cpu")
-    hugging_face.tie_weights(model, of)
+    hugging_face.tie_weights(model, of, point.trained)
     hugging_face.restore_buffers(model, of, ALONE.device)
     draw = initial_weights(point, ALONE)
     with torch.no_grad():

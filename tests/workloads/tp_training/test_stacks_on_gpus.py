@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from overlap_sweep.backends import transformer_engine
+from overlap_sweep.backends import installed
 from overlap_sweep.measure import Ranks
 from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS, OverlapConfig, text
 from overlap_sweep.workloads.tp_training.config import Resolved
@@ -21,7 +21,7 @@ of_pytorch_once, of_autotp_once, of_megatron_once = (
 )
 needs_deepspeed = pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs DeepSpeed")
 needs_megatron = pytest.mark.skipif(
-    any(transformer_engine.missing(package) for package in ("transformer_engine", "megatron.core")),
+    any(installed.missing(package) for package in ("transformer_engine", "megatron.core")),
     reason="needs transformer_engine and megatron.core",
 )
 

@@ -18,13 +18,15 @@ from torch import Tensor
 
 from overlap_sweep.measure import Ranks
 
+_Collective = Callable[..., dist.Work]
+
 # torch 2.13 renames these and warns about the old names; 2.11 has only the old ones.
-all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+all_gather: _Collective = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter: _Collective = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 # With async_op, or on a rank in the group, they never return None.
-_all_reduce: Callable[..., Any] = dist.all_reduce
-_isend: Callable[..., Any] = dist.isend
+_all_reduce: _Collective = dist.all_reduce
+_isend: _Collective = dist.isend  # type: ignore[assignment]
 
 # torch's type stubs know neither the constructor nor the methods that Python may override.
 _ProcessGroup: Any = dist.ProcessGroup
@@ -47,7 +49,7 @@ class Pending:
 class Communicator:
     """Collectives of one group, each one call of torch.distributed, as for NCCL."""
 
-    def __init__(self, group: Any, world_size: int, first: int = 0) -> None:
+    def __init__(self, group: dist.ProcessGroup | None, world_size: int, first: int = 0) -> None:
         """`group`: None for all ranks; `first`: the group's first rank among all ranks."""
         self._group, self._world_size, self._first = group, world_size, first
 
@@ -111,7 +113,7 @@ def communicator(
 
 
 @cache
-def own_group(ranks: Ranks, purpose: str, num_sm: int | None = None) -> Any:
+def own_group(ranks: Ranks, purpose: str, num_sm: int | None = None) -> dist.ProcessGroup | None:
     """Returns a further group of all ranks for this purpose, which has this share, created once per worker.
     Collective."""
     return _new_group(ranks.device.type == "cuda", num_sm)
@@ -120,23 +122,23 @@ def own_group(ranks: Ranks, purpose: str, num_sm: int | None = None) -> Any:
 def _new_group(
     on_gpu: bool, num_sm: int | None, cga_size: int | None = None, members: list[int] | None = None
 ) -> dist.ProcessGroup | None:
-    options: Any = None
+    options: object = None
     if num_sm is not None and on_gpu:
-        options = dist.ProcessGroupNCCL.Options()
-        options.config.min_ctas = options.config.max_ctas = num_sm
+        options = nccl = dist.ProcessGroupNCCL.Options()
+        nccl.config.min_ctas = nccl.config.max_ctas = num_sm
         if cga_size is not None:
-            options.config.cga_cluster_size = cga_size
+            nccl.config.cga_cluster_size = cga_size
     elif num_sm is not None:
         # These private options are the only way to set a group's number of threads.
-        options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        options._threads = num_sm
-        options._timeout = timedelta(minutes=30)
-        options._devices = [dist.ProcessGroupGloo.create_default_device()]
+        options = gloo = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        gloo._threads = num_sm
+        gloo._timeout = timedelta(minutes=30)
+        gloo._devices = [dist.ProcessGroupGloo.create_default_device()]
     return dist.new_group(members, backend="nccl" if on_gpu else "gloo", pg_options=options)
 
 
 class _Gloo(Communicator):
-    def __init__(self, group: Any, world_size: int, first: int, chunks: int) -> None:
+    def __init__(self, group: dist.ProcessGroup | None, world_size: int, first: int, chunks: int) -> None:
         super().__init__(group, world_size, first)
         self._chunks = chunks
         # gloo's isend ends when it is waited for, so only a blocking call in a thread overlaps (and shows when
@@ -178,7 +180,7 @@ class SilentGroup(_ProcessGroup):
 
     def __init__(self, rank: int, size: int) -> None:
         super().__init__(rank, size)
-        self._repeated: dict[tuple[Any, ...], Tensor] = {}
+        self._repeated: dict[tuple[object, ...], Tensor] = {}
 
     def repeated(self, source: Tensor, shape: Sequence[int]) -> Tensor:
         """Returns the tensor of this shape that was filled with copies of the first `source`."""
@@ -190,24 +192,24 @@ class SilentGroup(_ProcessGroup):
             self._repeated[key] = values.repeat(-(-count // len(values)))[:count].view(shape)
         return self._repeated[key]
 
-    def all_gather_single(self, output: Tensor, shard: Tensor, options: Any = None) -> dist.Work:
+    def all_gather_single(self, output: Tensor, shard: Tensor, options: object = None) -> dist.Work:
         return _result_is(self.repeated(shard, output.shape), output)
 
-    def reduce_scatter_single(self, output: Tensor, full: Tensor, options: Any = None) -> dist.Work:
+    def reduce_scatter_single(self, output: Tensor, full: Tensor, options: object = None) -> dist.Work:
         return _result_is(full.detach().reshape(self.size(), *output.shape)[self.rank()], output)
 
     def all_to_all_single(
-        self, output: Tensor, given: Tensor, received: Sequence[int], sent: Sequence[int], options: Any = None
+        self, output: Tensor, given: Tensor, received: Sequence[int], sent: Sequence[int], options: object = None
     ) -> dist.Work:
         rows = len(output)
         enough = given.detach()[:rows] if rows <= len(given) else self.repeated(given, output.shape)
         return _result_is(enough, output)
 
-    def allreduce(self, tensors: Sequence[Tensor], options: Any = None) -> dist.Work:
+    def allreduce(self, tensors: Sequence[Tensor], options: object = None) -> dist.Work:
         return done()
 
     def all_gather_single_coalesced(
-        self, outputs: Sequence[Tensor], shards: Sequence[Tensor], options: Any = None
+        self, outputs: Sequence[Tensor], shards: Sequence[Tensor], options: object = None
     ) -> dist.Work:
         for output, shard in zip(outputs, shards, strict=True):
             self.all_gather_single(output, shard)
@@ -261,3 +263,8 @@ def done() -> dist.Work:
     future.set_result(None)
     work: dist.Work = torch._C._distributed_c10d._create_work_from_future(future)  # type: ignore[attr-defined]
     return work
+
+
+def as_bytes(data: Tensor) -> Tensor:
+    """Returns FP8 as the bytes that every library communicates; other types as they are."""
+    return data.view(torch.uint8) if data.element_size() == 1 else data
