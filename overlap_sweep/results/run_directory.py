@@ -307,7 +307,7 @@ def decoded_result(text: bytes | str, where: str, mend: str) -> Result:
             raise msgspec.ValidationError(reason)
         parts = msgspec.convert(content, _Parts[types.resolved, types.measured])  # type: ignore[name-defined]
         if parts.point.runtime.device == "auto":
-            raise msgspec.ValidationError("not the device that it ran on - at `$.point.runtime.device`")
+            raise msgspec.ValidationError("no device that it ran on - at `$.point.runtime.device`")
         result.measured = parts.measured
         result.__dict__.update(point=parts.point, machine=parts.environment)
         if result.status == "ok":

@@ -127,7 +127,7 @@ def test_it_is_read_while_a_writer_has_it_open_and_reading_leaves_nothing_behind
         ("", '{"schema": 1, "na', "cannot be read"),
         ("", "{}", "cannot be read"),
         ("", '{"a":' * 100_000, "cannot be read"),
-        ('"runtime":{', '"run":{', "missing required field `runtime`"),
+        ('"runtime":{', '"run":{', "no device that it ran on"),
         ('"fwd":{', '"forward":{', "no fwd times"),
         ('"tp_size":2', '"tp_size":"two"', "`$.point.tp_size`"),
         ('"packages":{', '"packages":[1],"others":{', "`$.environment.packages`"),

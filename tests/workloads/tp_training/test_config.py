@@ -129,11 +129,13 @@ def test_a_tuned_file_becomes_part_of_the_point(tmp_path: Path) -> None:
     path = tmp_path / "tuned.yaml"
     path.write_text("# Switches:\n#   tp_comm_bulk_wgrad: false\nfc1_fprop:\n  method: ring_exchange\n  num_sm: 1\n")
     point = tp_point("impl=megatron", f"tp_training.tp_comm_overlap_cfg={path}")
-    (config,) = tp_training.overlap_configs(point).values()
+    (config,) = tp_training.WORKLOAD.overlap_configs(point).values()
     assert config.slots == {"fc1_fprop": {"method": "ring_exchange", "num_sm": 1}}
     assert not config.switches["tp_comm_bulk_wgrad"]
     # The others ignore it, so that all can be swept together.
-    assert tp_training.overlap_configs(tp_point("impl=autotp", f"tp_training.tp_comm_overlap_cfg={path}")) == {}
+    assert (
+        tp_training.WORKLOAD.overlap_configs(tp_point("impl=autotp", f"tp_training.tp_comm_overlap_cfg={path}")) == {}
+    )
 
 
 CONFIG = {
