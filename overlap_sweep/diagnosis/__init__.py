@@ -88,6 +88,13 @@ def as_time(time_us: float) -> str:
     return f"{time_us:,.0f} us" if abs(time_us) >= 10 else f"{time_us:,.1f} us"
 
 
+def as_size(size: float) -> str:
+    """Returns the bytes for a sentence."""
+    if size < 1000:
+        return f"{size:g} bytes"
+    return f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size / 1e3:,.1f} KB"
+
+
 def counted(count: float, noun: str) -> str:
     """Returns such as `1 call` or `2.5 calls`."""
     return f"{count:g} {noun}{'' if count == 1 else 's'}"

@@ -11,7 +11,7 @@ from statistics import median
 
 import numpy as np
 
-from overlap_sweep.diagnosis import Loss, as_time, counted
+from overlap_sweep.diagnosis import Loss, as_size, as_time, counted
 from overlap_sweep.diagnosis.calls import Call
 from overlap_sweep.diagnosis.causes import CAUSES
 from overlap_sweep.diagnosis.collectives import element_bytes
@@ -135,7 +135,7 @@ class Basis:
         of = ""
         if sizes:
             low, high = min(sizes), max(sizes)
-            of = f" of {_megabytes(high)}" if high < 1.1 * low else f" of {_megabytes(low)} to {_megabytes(high)}"
+            of = f" of {as_size(high)}" if high < 1.1 * low else f" of {as_size(low)} to {as_size(high)}"
         between = " between nodes" if self.between_nodes else ""
         return f"{counted(len(self.calls) if rest else count, 'call')}{of}{between} {per}"
 
@@ -157,12 +157,6 @@ class Basis:
         waiting = f"{'' if self.met_all else 'at least '}{as_time(self.waiting_us)}"
         exposed = f"{transfer} of exposed transfer, besides {waiting} of waiting for the last rank"
         return f" All such calls of a step: {exposed}."
-
-
-def _megabytes(size: int) -> str:
-    if size < 1000:
-        return f"{size} bytes"
-    return f"{size / 1e6:,.1f} MB" if size >= 1e5 else f"{size / 1e3:,.1f} KB"
 
 
 def conditions_of(basis: Basis) -> dict[str, str]:

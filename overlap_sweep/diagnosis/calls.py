@@ -38,7 +38,8 @@ SMALL = 0.1
 
 PASSES: dict[int, Pass] = {FWD: "fwd", BWD: "bwd", RECOMPUTE: "bwd"}
 
-_GRID = re.compile(r"\[(\d+), (\d+), (\d+)\]")
+_GRID = re.compile(r"\[([\d, ]+)\] \[([\d, ]+)\]")
+"""Of blocks, and of the threads of a block."""
 _C10D = re.compile(r"c10d::(?!barrier|monitored_barrier)|_c10d_functional::(?!wait_tensor|_wrap)")
 
 
@@ -78,8 +79,12 @@ class Call:
     """Whether it was launched where autograd accumulates gradients, or by a hook there."""
     peer: int | None = None
     """Rank that a send or recv is to or from."""
+    kernel: str = ""
+    """Name of its kernel, copy or span."""
     blocks: int | None = None
     """Thread blocks of its kernel."""
+    threads: int | None = None
+    """Threads of each block."""
 
     @property
     def is_in_step(self) -> bool:
@@ -136,7 +141,8 @@ def calls_of(trace: Trace, activity: Activity, launch: NDArray[np.intp] | None, 
             continue
         detail = trace.details[events.detail[i]]
         grid = _GRID.match(detail.shape or "") if launch is not None else None
-        name, pass_ = activity.labels[events.label[i]][1], int(activity.assignment.pass_[i])
+        name = kernel = activity.labels[events.label[i]][1]
+        pass_ = int(activity.assignment.pass_[i])
         if launch is None:
             at = launched_by.get(i)
             source, place = (events, i) if at is None else (trace.host, at)
@@ -179,8 +185,14 @@ def calls_of(trace: Trace, activity: Activity, launch: NDArray[np.intp] | None, 
             computed_before=places.computed_before(thread, launch_ns),
             accumulates=places.accumulates(thread, launch_ns),
             peer=detail.peer,
-            blocks=math.prod(map(int, grid.groups())) if grid else None,
+            kernel=kernel,
+            blocks=_number_of(grid[1]) if grid else None,
+            threads=_number_of(grid[2]) if grid else None,
         )
+
+
+def _number_of(dimensions: str) -> int:
+    return math.prod(map(int, dimensions.split(",")))
 
 
 def _detail_at_launch(trace: Trace, places: Places, thread: int, launch_ns: int) -> Detail | None:

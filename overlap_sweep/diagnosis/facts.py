@@ -90,6 +90,8 @@ class RankFacts:
     optimizer_steps: Intervals = field(default_factory=no_intervals)
     backward_passes: Intervals = field(default_factory=no_intervals)
     """One for each microbatch."""
+    copied: list[tuple[int, str, int]] = field(default_factory=list)
+    """Step, name and number of its copies and sets within the rank."""
 
     @cached_property
     def startup_steps(self) -> frozenset[int]:
@@ -183,7 +185,15 @@ def facts_of(trace: Trace, startup: Collection[int] = ()) -> RankFacts:
         backward_passes=places.backward_passes(),
         pauses=list(pauses_of(trace, moments.lane)),
         stalls=[] if launch is None else list(stalls_of(trace, activity, launch)),
+        copied=_copied(activity),
     )
+
+
+def _copied(activity: Activity) -> list[tuple[int, str, int]]:
+    chosen = np.flatnonzero(activity.kind == MEMORY)
+    steps, labels = activity.assignment.iteration[chosen].tolist(), activity.events.label[chosen].tolist()
+    counts = Counter(zip(steps, labels, strict=True))
+    return [(step, activity.labels[label][1], count) for (step, label), count in sorted(counts.items())]
 
 
 def _named(trace: Trace, pattern: re.Pattern[str], threads: NDArray[np.int32] | None = None) -> Intervals:
