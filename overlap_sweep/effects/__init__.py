@@ -1,0 +1,35 @@
+"""Says what a setting changed in what ran: the steps of two recordings of the same work, as they were scheduled."""
+
+import msgspec
+
+ASPECTS = {
+    "calls": "number and sizes of a process group's collectives",
+    "type": "data type of what they move",
+    "kernel": "kernel that moves it: library, algorithm, protocol, reduction",
+    "blocks": "thread blocks of that kernel",
+    "threads": "threads of each of its blocks",
+    "stream": "streams that collectives share with computation, or with each other",
+    "position": "computation that was launched before a collective",
+    "sequence": "order of collectives to each other",
+    "overtaking": "whether kernels start before communication that was launched before them on another stream",
+    "gemms": "matrix multiplications",
+    "computation": "other kernels, or on a CPU operators",
+    "copies": "copies and sets within a rank",
+}
+"""What is compared of two recordings, in the order of what is said."""
+
+
+class Difference(msgspec.Struct, kw_only=True, frozen=True):
+    """Something that differs between two recordings in every step."""
+
+    aspect: str
+    """One of ASPECTS."""
+    group: str = ""
+    """Process group, such as `2 ranks` or `dp, 8 ranks`; empty if the difference is not about one, or it is unknown."""
+    collective: str = ""
+    pass_: str = msgspec.field(name="pass", default="")
+    before: str
+    after: str
+    sentence: str
+    ranks: list[int | None] = []
+    """Ranks that differ so; all of those compared if empty."""

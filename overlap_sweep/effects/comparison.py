@@ -1,0 +1,73 @@
+"""Compares two recordings: whether anything changed in what ran, what, and which settings were in force."""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from overlap_sweep.effects import Difference
+from overlap_sweep.effects.differences import differences, paired
+from overlap_sweep.effects.fingerprint import Fingerprint
+from overlap_sweep.effects.settings import Setting, verdicts
+
+NOTHING = "nothing changed: the setting was not in force, or changes nothing here"
+
+
+class Effect(msgspec.Struct, kw_only=True):
+    """What changed in what ran from one recording to another."""
+
+    run: str
+    against: str
+    changed: bool
+    differences: list[Difference]
+    settings: list[Setting]
+    notes: list[str]
+    """A sentence for everything that could not be seen."""
+
+    @property
+    def sentences(self) -> list[str]:
+        return [*(one.sentence for one in self.differences), "nothing else changed"] if self.changed else [NOTHING]
+
+    @property
+    def in_brief(self) -> str:
+        """Returns the aspects that changed; `nothing` if none did."""
+        return ", ".join(dict.fromkeys(one.aspect for one in self.differences)) or "nothing"
+
+
+def effect(
+    run: str,
+    after: Sequence[Fingerprint],
+    against: str,
+    before: Sequence[Fingerprint],
+    options: Mapping[str, tuple[str, str]],
+) -> Effect:
+    """Returns what changed from `before` to `after`, of the ranks that both have. `options`: settings that differ, with
+    their values before and after."""
+    found = differences(before, after)
+    return Effect(
+        run=run,
+        against=against,
+        changed=bool(found),
+        differences=found,
+        settings=verdicts(options, before, after, found),
+        notes=_notes(before, after),
+    )
+
+
+def _notes(before: Sequence[Fingerprint], after: Sequence[Fingerprint]) -> list[str]:
+    notes, pairs = [], paired(before, after)
+    ranks = max((one.world_size or 0 for one in (*before, *after)), default=0)
+    if len(pairs) < ranks:
+        compared = ", ".join(str(one.rank) for one, _ in pairs)
+        notes.append(f"Compared rank {compared} of {ranks}: what changes on others is unknown.")
+    if any(len(one.steps) < 2 for pair in pairs for one in pair):
+        notes.append("A recording has one step: what varies from step to step anyway may count as a change.")
+    moved = [moved for pair in pairs for one in pair for step in one.steps for moved in step.moved]
+    if moved and all(one.position is None for one in moved):
+        notes.append(
+            "The traces have no launches of their own for collectives, as in CUDA graphs: their order is unknown."
+        )
+    if moved and all(one.bytes is None for one in moved):
+        notes.append("The traces have no sizes of collectives; record with record_shapes=True.")
+    if not any(one.on_device for pair in pairs for one in pair):
+        notes.append("No GPU: kernels' grids, streams and queues cannot be seen.")
+    return notes

@@ -1,0 +1,148 @@
+"""Says whether a known setting was in force, by what ran with it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from overlap_sweep.effects import Difference
+from overlap_sweep.effects.differences import queues
+from overlap_sweep.effects.fingerprint import Fingerprint, Moved, brief_kernel
+
+Verdict = Literal["in force", "not in force", "fell back", "cannot be seen"]
+
+OFF = ("", "none", "null", "false", "0", "no", "off")
+"""Values of settings that are off, in lower case."""
+
+_ALGORITHM = re.compile(r"_(RING|TREE|NVLS_TREE|NVLS|PAT|COLLNET\w*?)(?:_|$)")
+
+
+class Known(msgspec.Struct, forbid_unknown_fields=True):
+    """An entry of `settings.yaml`, which explains the fields."""
+
+    what: str
+    names: list[str] = []
+    shows: list[str] = []
+    always: bool = False
+    at_most: Literal["blocks", "threads", ""] = ""
+    at_least: Literal["blocks", "threads", ""] = ""
+    kernels: dict[str, str] = {}
+    runs: str = ""
+    queues: int | None = None
+    gpu: bool = False
+    unseen: str = ""
+    ignored: str = ""
+
+
+class Setting(msgspec.Struct, kw_only=True, frozen=True):
+    """A setting that differs between two recordings, and whether it was in force in the second."""
+
+    name: str
+    before: str
+    after: str
+    verdict: Verdict
+    evidence: str
+
+
+@cache
+def known_settings() -> dict[str, Known]:
+    return msgspec.yaml.decode(Path(__file__).with_name("settings.yaml").read_bytes(), type=dict[str, Known])
+
+
+def known(option: str) -> tuple[str, Known] | None:
+    """Returns name and entry of the setting that an option is, such as job.env.NCCL_ALGO; None if it is unknown."""
+    wanted = _plain(option.rpartition(".")[2])
+    return next(
+        ((name, one) for name, one in known_settings().items() if wanted in map(_plain, (name, *one.names))), None
+    )
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_]", "", name).lower()
+
+
+def verdicts(
+    options: Mapping[str, tuple[str, str]],
+    before: Sequence[Fingerprint],
+    after: Sequence[Fingerprint],
+    found: Sequence[Difference],
+) -> list[Setting]:
+    """Returns the verdict on each option. `options`: values before and after by name; `found`: what differs."""
+    settings = []
+    for option, (first, second) in options.items():
+        entry = known(option)
+        verdict, evidence = _verdict(*entry, second, after, found) if entry else _of_unknown(found)
+        settings.append(Setting(name=option, before=first, after=second, verdict=verdict, evidence=evidence))
+    return settings
+
+
+def _of_unknown(found: Sequence[Difference]) -> tuple[Verdict, str]:
+    if found:
+        return "in force", "what ran differs"
+    return "cannot be seen", "nothing that ran differs, and it is not known how this setting shows"
+
+
+def _verdict(
+    name: str, entry: Known, value: str, after: Sequence[Fingerprint], found: Sequence[Difference]
+) -> tuple[Verdict, str]:
+    if entry.gpu and not any(one.on_device for one in after):
+        return "cannot be seen", "it has a meaning on GPUs, and these traces have none"
+    decided = next(_decided(entry, value, after), None)
+    if decided:
+        return decided
+    shown = [one.sentence for one in found if one.aspect in entry.shows]
+    if shown:
+        return "in force", "; ".join(shown[:2])
+    if entry.always:
+        why = f" ({entry.ignored})" if entry.ignored else ""
+        return "not in force", f"it would show in {' or '.join(entry.shows)}, where nothing differs{why}"
+    return "cannot be seen", entry.unseen or f"nothing differs in {' or '.join(entry.shows)}"
+
+
+def _decided(entry: Known, value: str, after: Sequence[Fingerprint]) -> Iterator[tuple[Verdict, str]]:
+    """Yields what the second recording alone shows."""
+    is_on = value.strip().lower() not in OFF
+    moved = [one for one in _moved(after) if one.blocks is not None and "userbuffers" not in one.kernel]
+    for aspect, is_most in ((entry.at_most, True), (entry.at_least, False)):
+        sizes = [getattr(one, aspect) for one in moved] if aspect and value.isdigit() and int(value) else []
+        if sizes:
+            # Small buffers take fewer in any case.
+            extreme = max(sizes)
+            kept = extreme <= int(value) if is_most else extreme >= int(value)
+            least = "at most" if is_most else "up to"
+            yield ("in force" if kept else "not in force"), f"kernels of collectives have {least} {extreme} {aspect}"
+    if is_on and (pattern := entry.kernels.get(_plain(value.rpartition(":")[2]))):
+        kernels = sorted({one.kernel for one in moved})
+        if own := [kernel for kernel in kernels if re.search(rf"_{pattern}(_|$)", kernel)]:
+            yield "in force", f"{own[0]} ran"
+        elif algorithms := {found[1] for kernel in kernels if (found := _ALGORITHM.search(kernel))}:
+            yield "fell back", f"to {', '.join(sorted(algorithms))}: {kernels[0]} ran"
+    if entry.runs and is_on:
+        names = [name for name in _names(after) if re.search(entry.runs, name)]
+        yield (
+            ("in force", f"{brief_kernel(names[0])} ran")
+            if names
+            else ("not in force", f"nothing like {entry.runs} ran")
+        )
+    if entry.queues is not None and (seen := queues(after)):
+        one_queue = seen == "one hardware queue"
+        if value == str(entry.queues):
+            yield ("in force" if one_queue else "not in force"), f"kernels show {seen}"
+        elif not one_queue:
+            yield "in force", f"kernels show {seen}"
+
+
+def _moved(prints: Iterable[Fingerprint]) -> Iterator[Moved]:
+    return (moved for one in prints for step in one.steps for moved in step.moved)
+
+
+def _names(prints: Sequence[Fingerprint]) -> list[str]:
+    """Returns the names of all that ran."""
+    kinds = [kind for one in prints for step in one.steps for kind in (step.gemms, step.computation)]
+    names = {name for kind in kinds for counts in kind.values() for name in counts}
+    return sorted(names | {moved.kernel for moved in _moved(prints)})
