@@ -1,4 +1,4 @@
-"""Packs recordings of planted causes as a small archive for the tests:
+"""Packs recordings of planted causes or effects as a small archive for the tests:
 
     python benchmarks/pack_causes.py RECORDINGS ARCHIVE
 
@@ -25,7 +25,11 @@ OWN_NUMBERS = ("Record function id", "Ev Idx", "cbid", "queued", "context")
 
 
 def pack(recordings: Path, archive: Path) -> None:
-    described = [json.loads(path.read_text()) for path in sorted(recordings.glob("*/scenario.json"))]
+    described = [
+        json.loads(path.read_text())
+        for name in ("scenario.json", "recorded.json")
+        for path in sorted(recordings.glob(f"*/{name}"))
+    ]
     with lzma.open(archive, "w", filters=DICTIONARY) as compressed, tarfile.open(fileobj=compressed, mode="w") as tar:
         _add(tar, DESCRIBED, json.dumps(described, indent=1).encode())
         for name, content in _traces(recordings, [each["name"] for each in described]):
@@ -34,11 +38,15 @@ def pack(recordings: Path, archive: Path) -> None:
 
 def _traces(recordings: Path, names: list[str]) -> Iterator[tuple[str, bytes]]:
     for name in names:
-        for path in sorted((recordings / name).glob("trace_rank*.json.gz")):
-            trace: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
+        for path in sorted((recordings / name).glob("trace_rank*.json*")):
+            trace: dict[str, Any] = json.loads(_text(path))
             trace.pop("traceName", None)
             trace["traceEvents"] = [_shortened(event) for event in trace["traceEvents"] if _says_something(event)]
             yield f"{name}/{path.name.removesuffix('.gz')}", json.dumps(trace, separators=(",", ":")).encode()
+
+
+def _text(path: Path) -> bytes:
+    return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
 
 
 def _says_something(event: dict[str, Any]) -> bool:

@@ -1,0 +1,490 @@
+"""Records small trainings twice, with and without a setting, some of which are known to do nothing:
+
+    python benchmarks/record_effects.py OUT [--device cpu] [--nproc 2] [--only NAME,...]
+
+It starts torchrun once for each environment. OUT/<name>/ has each rank's trace_rank<r>.json.gz and recorded.json with
+program, options, environment and versions. tests/effects/test_planted.py says what was planted between two of them.
+Nothing of overlap_sweep is imported. On a CPU only what has a meaning there is recorded.
+"""
+
+import os
+
+# Before NCCL or PyTorch start: NVLink multicast stays off, also in what is started from here.
+os.environ.update(UB_SKIPMC="1", NCCL_NVLS_ENABLE="0", TORCH_SYMM_MEM_DISABLE_MULTICAST="1", NVSHMEM_DISABLE_NVLS="1")
+
+import argparse
+import gc
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, profile, schedule
+
+Step = Callable[[], None]
+WARM_UP_STEPS, RECORDED_STEPS = 3, 4
+STALLED_AFTER_S = 600
+
+
+class Block(nn.Module):
+    """Two linear layers with a norm: 8 hidden^2 parameters."""
+
+    def __init__(self, hidden: int):
+        super().__init__()
+        self.norm = nn.LayerNorm(hidden)
+        self.up = nn.Linear(hidden, 4 * hidden, bias=False)
+        self.down = nn.Linear(4 * hidden, hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+
+class Training:
+    """What every program shares: device, sizes, model, data, the step around a loss."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self.hidden, self.tokens, self.layers = (1024, 8192, 5) if device.type == "cuda" else (256, 64, 4)
+        self.dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+
+    def blocks(self) -> nn.Sequential:
+        torch.manual_seed(0)
+        return nn.Sequential(*[Block(self.hidden) for _ in range(self.layers)]).to(self.device, self.dtype)
+
+    def batch(self) -> Tensor:
+        return torch.randn(self.tokens, self.hidden, device=self.device, dtype=self.dtype)
+
+    def step(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, micro_batches: Callable[[], None] | None = None
+    ) -> Step:
+        x = self.batch()
+
+        def one() -> None:
+            model(x).float().square().mean().backward()
+
+        def step() -> None:
+            (micro_batches or one)()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+        return step
+
+
+def ddp(
+    training: Training,
+    *,
+    compiled: bool = False,
+    no_sync: bool | None = None,
+    optimizer: dict[str, Any] | None = None,
+    group: dict[str, Any] | None = None,
+    compressed: bool = False,
+    first_bucket: bool = True,
+    high_priority: bool = False,
+    **options: Any,
+) -> Step:
+    """DistributedDataParallel; `no_sync` accumulates two micro-batches, with or without it."""
+    process_group = None
+    if group is not None or high_priority:
+        chosen = dist.ProcessGroupNCCL.Options(is_high_priority_stream=high_priority)
+        for name, value in (group or {}).items():
+            setattr(chosen.config, name, value)
+        process_group = dist.new_group(pg_options=chosen)
+    model: nn.Module = training.blocks()
+    wrapped = DistributedDataParallel(model, process_group=process_group, **options)
+    if compressed:
+        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+
+        wrapped.register_comm_hook(process_group, fp16_compress_hook)
+    runs: nn.Module = torch.compile(wrapped) if compiled else wrapped
+    chosen_optimizer = torch.optim.AdamW(model.parameters(), **(optimizer or {}))
+    if no_sync is None:
+        return training.step(runs, chosen_optimizer)
+    x = training.batch()
+
+    def micro_batches() -> None:
+        with wrapped.no_sync() if no_sync else nullcontext():
+            runs(x).float().square().mean().backward()
+        runs(x).float().square().mean().backward()
+
+    return training.step(runs, chosen_optimizer, micro_batches)
+
+
+def fsdp2(
+    training: Training,
+    *,
+    reshard: bool = True,
+    forward_prefetch: int = 0,
+    backward_prefetch: int = 0,
+    reduce_dtype: str | None = None,
+    accumulate: bool | None = None,
+    own_reduce_scatter: bool = False,
+    symm_mem: bool = False,
+    allocate_from_group: bool = False,
+    unshard_async: bool = False,
+    root_only: bool = False,
+) -> Step:
+    """FSDP2, one unit a block."""
+    model = training.blocks()
+    policy = MixedPrecisionPolicy(reduce_dtype=getattr(torch, reduce_dtype)) if reduce_dtype else MixedPrecisionPolicy()
+    units = [] if root_only else list(model)
+    for unit in units:
+        fully_shard(unit, reshard_after_forward=reshard, mp_policy=policy)
+    fully_shard(model, reshard_after_forward=reshard, mp_policy=policy)
+    if forward_prefetch:
+        for i, unit in enumerate(units):
+            unit.set_modules_to_forward_prefetch(units[i + 1 : i + 1 + forward_prefetch])
+    if backward_prefetch:
+        for i, unit in enumerate(units):
+            unit.set_modules_to_backward_prefetch(units[max(0, i - backward_prefetch) : i][::-1])
+    if own_reduce_scatter:
+        model.set_separate_reduce_scatter_group() if hasattr(model, "set_separate_reduce_scatter_group") else None
+    if symm_mem:
+        for unit in (*units, model):
+            unit.set_symm_mem_for_comm()
+    if allocate_from_group:
+        for unit in (*units, model):
+            unit.set_allocate_memory_from_process_group_for_comm(True)
+    if unshard_async:
+        model._set_unshard_async_op(True)
+    optimizer = torch.optim.AdamW(model.parameters())
+    if accumulate is None:
+        return training.step(model, optimizer)
+    x = training.batch()
+
+    def micro_batches() -> None:
+        for last in (False, True):
+            model.set_requires_gradient_sync(last or not accumulate)
+            model(x).float().square().mean().backward()
+
+    return training.step(model, optimizer, micro_batches)
+
+
+def tensor_parallel(training: Training, *, micro_pipeline: bool = False, sequence_parallel: bool = True) -> Step:
+    """DTensor tensor parallelism, compiled; async TP is a pass of the compiler."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
+
+    mesh = init_device_mesh("cuda", (dist.get_world_size(),))
+    if micro_pipeline:
+        import torch.distributed._symmetric_memory as symmetric
+
+        symmetric.enable_symm_mem_for_group(mesh.get_group().group_name)
+    torch._dynamo.reset()
+    torch._inductor.config._micro_pipeline_tp = micro_pipeline
+    model = training.blocks()
+    for block in model:
+        block.down = nn.Linear(
+            4 * training.hidden, training.hidden, bias=False, device=training.device, dtype=training.dtype
+        )
+        if sequence_parallel:
+            plan = {
+                "norm": SequenceParallel(sequence_dim=0),
+                "up": ColwiseParallel(input_layouts=Shard(0)),
+                "down": RowwiseParallel(output_layouts=Shard(0)),
+            }
+        else:
+            plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+        parallelize_module(block, mesh, plan)
+        block.compile()
+    tokens = training.tokens // (dist.get_world_size() if sequence_parallel else 1)
+    x = torch.randn(tokens, training.hidden, device=training.device, dtype=training.dtype)
+    if sequence_parallel:
+        from torch.distributed.tensor import DTensor
+
+        x = DTensor.from_local(x, mesh, [Shard(0)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def one() -> None:
+        out = model(x)
+        out = out.to_local() if hasattr(out, "to_local") else out
+        out.float().square().mean().backward()
+
+    return training.step(model, optimizer, one)
+
+
+def userbuffers(
+    training: Training, *, overlap: bool = True, settings: dict[str, Any] | None = None, **switches: Any
+) -> Step:
+    """A Transformer Engine layer with userbuffers over CUDA IPC."""
+    import transformer_engine.pytorch as te
+
+    hidden, tokens = 4096, 4096
+    ranks = dist.get_world_size()
+    if overlap:
+        saved = os.dup(1)
+        quiet = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(quiet, 1)
+        te.module.base.initialize_ub(
+            [tokens, hidden], ranks, use_fp8=False, dtype=training.dtype, bootstrap_backend="nccl", ub_cfgs=settings
+        )
+        os.dup2(saved, 1)
+    flags = {
+        "ub_overlap_ag": overlap,
+        "ub_overlap_rs": overlap,
+        "ub_overlap_rs_dgrad": False,
+        "ub_bulk_dgrad": overlap,
+        "ub_bulk_wgrad": overlap,
+        "ub_tp_comm_overlap": overlap,
+    } | switches
+    torch.manual_seed(0)
+    layers = [
+        te.TransformerLayer(
+            hidden,
+            4 * hidden,
+            32,
+            hidden_dropout=0.0,
+            attention_dropout=0.0,
+            tp_group=dist.group.WORLD,
+            tp_size=ranks,
+            sequence_parallel=True,
+            set_parallel_mode=True,
+            params_dtype=training.dtype,
+            device=training.device,
+            **flags,
+        )
+        for _ in range(2)
+    ]
+    model = nn.Sequential(*layers)
+    x = torch.randn(tokens // ranks, 1, hidden, device=training.device, dtype=training.dtype, requires_grad=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def one() -> None:
+        model(x).float().square().mean().backward()
+
+    return training.step(model, optimizer, one)
+
+
+def ub_off() -> None:
+    import transformer_engine.pytorch as te
+
+    te.module.base.destroy_ub()
+
+
+# Recordings: name -> program, options, environment. Those of one environment run in one process group.
+PROGRAMS: dict[str, Callable[..., Step]] = {
+    "ddp": ddp,
+    "fsdp2": fsdp2,
+    "tensor_parallel": tensor_parallel,
+    "userbuffers": userbuffers,
+}
+BULK = {"method": "bulk", "num_sm": 16, "set_sm_margin": False}
+RECORDINGS: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
+    **{f"ddp_{i}": ("ddp", {}, {}) for i in (1, 2, 3)},
+    "ddp_bucket_25_said": ("ddp", {"bucket_cap_mb": 25}, {}),
+    "ddp_bucket_4": ("ddp", {"bucket_cap_mb": 4}, {}),
+    "ddp_bucket_200": ("ddp", {"bucket_cap_mb": 200}, {}),
+    "ddp_static_graph": ("ddp", {"static_graph": True}, {}),
+    "ddp_bucket_view": ("ddp", {"gradient_as_bucket_view": True}, {}),
+    "ddp_find_unused": ("ddp", {"find_unused_parameters": True}, {}),
+    "ddp_compressed": ("ddp", {"compressed": True}, {}),
+    "ddp_each_micro_batch": ("ddp", {"no_sync": False}, {}),
+    "ddp_no_sync": ("ddp", {"no_sync": True}, {}),
+    "ddp_foreach": ("ddp", {"optimizer": {"foreach": True}}, {}),
+    "ddp_fused": ("ddp", {"optimizer": {"fused": True}}, {}),
+    "ddp_group": ("ddp", {"group": {}}, {}),
+    "ddp_group_4_ctas": ("ddp", {"group": {"max_ctas": 4}}, {}),
+    "ddp_group_32_ctas": ("ddp", {"group": {"max_ctas": 32}}, {}),
+    "ddp_group_cga_2": ("ddp", {"group": {"cga_cluster_size": 2}}, {}),
+    "ddp_high_priority": ("ddp", {"high_priority": True}, {}),
+    "ddp_compiled": ("ddp", {"compiled": True}, {}),
+    **{f"fsdp2_{i}": ("fsdp2", {}, {}) for i in (1, 2, 3)},
+    "fsdp2_no_reshard": ("fsdp2", {"reshard": False}, {}),
+    "fsdp2_forward_prefetch_1": ("fsdp2", {"forward_prefetch": 1}, {}),
+    "fsdp2_forward_prefetch_2": ("fsdp2", {"forward_prefetch": 2}, {}),
+    "fsdp2_backward_prefetch_1": ("fsdp2", {"backward_prefetch": 1}, {}),
+    "fsdp2_backward_prefetch_2": ("fsdp2", {"backward_prefetch": 2}, {}),
+    "fsdp2_reduce_fp32": ("fsdp2", {"reduce_dtype": "float32"}, {}),
+    "fsdp2_accumulated": ("fsdp2", {"accumulate": True}, {}),
+    "fsdp2_each_micro_batch": ("fsdp2", {"accumulate": False}, {}),
+    "fsdp2_root_only": ("fsdp2", {"root_only": True}, {}),
+    "fsdp2_own_reduce_scatter": ("fsdp2", {"own_reduce_scatter": True}, {}),
+    "fsdp2_unshard_async": ("fsdp2", {"unshard_async": True}, {}),
+}
+for program in ("ddp", "fsdp2"):
+    for label, environment in {
+        "max_ctas_4": {"NCCL_MAX_CTAS": "4"},
+        "max_ctas_1": {"NCCL_MAX_CTAS": "1"},
+        "max_ctas_64": {"NCCL_MAX_CTAS": "64"},
+        "min_ctas_32": {"NCCL_MIN_CTAS": "32"},
+        "algo_ring": {"NCCL_ALGO": "Ring"},
+        "algo_tree": {"NCCL_ALGO": "allreduce:Tree"},
+        "proto_simple": {"NCCL_PROTO": "Simple"},
+        "proto_ll": {"NCCL_PROTO": "LL"},
+        "connections_1": {"CUDA_DEVICE_MAX_CONNECTIONS": "1"},
+        "connections_8": {"CUDA_DEVICE_MAX_CONNECTIONS": "8"},
+        "cta_policy_zero": {"NCCL_CTA_POLICY": "2"},
+        "buffer_8m": {"NCCL_BUFFSIZE": "8388608"},
+        "misspelt": {"NCCL_MAXCTAS": "4"},
+    }.items():
+        RECORDINGS[f"{program}_{label}"] = (program, {}, environment)
+for label, options in {
+    "plain": {},
+    "sequence_plain": {"sequence_parallel": False},
+    "async": {"micro_pipeline": True},
+    "sequence_async": {"micro_pipeline": True, "sequence_parallel": False},
+}.items():
+    RECORDINGS[f"tp_{label}"] = ("tensor_parallel", options, {"RECORDING": "compiled"})
+for label, options in {
+    "none": {"overlap": False},
+    "default": {},
+    "again": {},
+    "no_bulk_wgrad": {"ub_bulk_wgrad": False},
+    "pipeline_fc2": {
+        "settings": {
+            "fc2_fprop": {"method": "pipeline", "num_sm": 16, "cga_size": 2, "num_splits": 4, "set_sm_margin": True}
+        }
+    },
+    "bulk_16_sm": {"settings": dict.fromkeys(("qkv_dgrad", "qkv_wgrad", "fc1_dgrad", "fc1_wgrad"), BULK)},
+}.items():
+    RECORDINGS[f"ub_{label}"] = (
+        "userbuffers",
+        options,
+        {"RECORDING": "userbuffers", "CUDA_DEVICE_MAX_CONNECTIONS": "1"},
+    )
+
+
+def on_cpu(name: str) -> bool:
+    """Returns whether the recording has a meaning without GPUs."""
+    program, options, environment = RECORDINGS[name]
+    of_nccl = {"group", "high_priority", "compiled", "own_reduce_scatter"} & {*options}
+    return program in ("ddp", "fsdp2") and not of_nccl and environment.keys() <= {"NCCL_MAXCTAS"}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--nproc", type=int, default=2)
+    parser.add_argument("--only", default="")
+    given = parser.parse_args()
+    names = (
+        given.only.split(",") if given.only else [name for name in RECORDINGS if given.device == "cuda" or on_cpu(name)]
+    )
+    if "LOCAL_RANK" in os.environ:
+        record_here(given.out, given.device, names)
+        return 0
+    by_environment: dict[str, list[str]] = {}
+    for name in names:
+        by_environment.setdefault(json.dumps(RECORDINGS[name][2], sort_keys=True), []).append(name)
+    given.out.mkdir(parents=True, exist_ok=True)
+    for environment, together in by_environment.items():
+        started = time.monotonic()
+        command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            str(given.nproc),
+            __file__,
+            str(given.out),
+            "--device",
+            given.device,
+            "--only",
+            ",".join(together),
+        ]
+        clean = {name: value for name, value in os.environ.items() if name != "CUDA_DEVICE_MAX_CONNECTIONS"}
+        limit_s = STALLED_AFTER_S
+        try:
+            done = subprocess.run(
+                command, env=clean | json.loads(environment), timeout=limit_s, capture_output=True, text=True
+            )
+            log, rc = done.stdout + done.stderr, done.returncode
+        except subprocess.TimeoutExpired as error:
+            log, rc = str(error.stderr or b""), 124
+        (given.out / f"log_{together[0]}.txt").write_text(log)
+        lines = [line for line in log.splitlines() if line.startswith("failed") or line.startswith("ok")]
+        print(
+            environment,
+            f"rc {rc} in {time.monotonic() - started:.0f} s;",
+            f"{sum(line.startswith('ok') for line in lines)} ok",
+            *[line[:150] for line in lines if line.startswith("failed")],
+            sep="\n  ",
+            flush=True,
+        )
+    return 0
+
+
+def record_here(out: Path, device_type: str, names: list[str]) -> None:
+    rank = int(os.environ["LOCAL_RANK"])
+    if device_type == "cuda":
+        device = torch.device("cuda", rank)
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", device_id=device)
+    else:
+        device = torch.device("cpu")
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo")
+    for name in names:
+        try:
+            step_ms = record(name, Training(device), out / name, rank)
+            if rank == 0:
+                print(f"ok {name} {step_ms:.2f} ms", flush=True)
+        except Exception as error:
+            print(f"failed {name} on rank {rank}: {type(error).__name__}: {error}".replace("\n", " "), flush=True)
+        if RECORDINGS[name][0] == "userbuffers" and RECORDINGS[name][1].get("overlap", True):
+            ub_off()
+        gc.collect()
+        if device_type == "cuda":
+            torch.cuda.empty_cache()
+    dist.destroy_process_group()
+
+
+def record(name: str, training: Training, directory: Path, rank: int) -> float:
+    """Records one training on this rank. Returns the mean of its steps without the profiler in ms."""
+    program, options, environment = RECORDINGS[name]
+    directory.mkdir(parents=True, exist_ok=True)
+    step = PROGRAMS[program](training, **options)
+    on_gpu = training.device.type == "cuda"
+    synchronize = torch.cuda.synchronize if on_gpu else (lambda: None)
+    for _ in range(WARM_UP_STEPS):
+        step()
+    synchronize()
+    dist.barrier()
+    started = time.perf_counter()
+    for _ in range(10):
+        step()
+    synchronize()
+    took_ms = (time.perf_counter() - started) * 100
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+    path = directory / f"trace_rank{rank}.json.gz"
+    with profile(
+        activities=activities,
+        # Without a GPU sizes of collectives are known from shapes alone.
+        record_shapes=not on_gpu,
+        schedule=schedule(wait=0, warmup=1, active=RECORDED_STEPS),
+        on_trace_ready=lambda done: done.export_chrome_trace(str(path)),
+    ) as profiler:
+        for _ in range(1 + RECORDED_STEPS):
+            step()
+            profiler.step()
+        synchronize()
+    dist.barrier()
+    if rank == 0:
+        described = {
+            "name": name,
+            "program": program,
+            "options": options,
+            "environment": environment,
+            "step_ms": round(took_ms, 3),
+            "device": torch.cuda.get_device_name() if on_gpu else "cpu",
+            "ranks": dist.get_world_size(),
+            "torch": torch.__version__,
+            "nccl": ".".join(map(str, torch.cuda.nccl.version())) if on_gpu else None,
+        }
+        (directory / "recorded.json").write_text(json.dumps(described, indent=1) + "\n")
+    return took_ms
+
+
+if __name__ == "__main__":
+    sys.exit(main())
