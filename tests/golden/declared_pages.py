@@ -1,9 +1,12 @@
-"""docs/options.md and docs/columns.md, written from where options, config groups and columns are declared."""
+"""docs/options.md, docs/columns.md and the tables of docs/effects.md, written from where all of it is declared."""
 
 from collections.abc import Iterable
+from itertools import dropwhile
 
 from overlap_sweep import workloads
 from overlap_sweep.commands import compare, frames, history, query, report
+from overlap_sweep.effects import ASPECTS
+from overlap_sweep.effects.settings import Known, known_settings
 from overlap_sweep.hydra_adapter.help import Page, choices, launcher_page, section_page, sentences
 from overlap_sweep.hydra_adapter.overrides import GROUPS, NUMBERED, workloads_with_section
 from overlap_sweep.hydra_adapter.plugins import LAUNCHERS, SWEEPERS
@@ -44,6 +47,31 @@ def columns() -> str:
             rows = ((f"`{column.name}`", column.unit, column.about) for column in table.written)
             parts.append("| column | unit or type | what it is |\n|---|---|---|\n" + _rows(rows))
     return "\n".join(parts)
+
+
+def effects(page: str) -> str:
+    """Returns docs/effects.md with the rows of its tables of aspects and settings written anew."""
+    known = known_settings().items()
+    settings = [
+        (", ".join(f"`{each}`" for each in (name, *one.names)), one.what, ", ".join(one.shows), _pitfalls(one))
+        for name, one in known
+    ]
+    tables = {
+        "| aspect | what it is |": [(f"`{name}`", about) for name, about in ASPECTS.items()],
+        "| setting | what it sets | where it shows | when not, or when it is ignored |": settings,
+    }
+    for head, rows in tables.items():
+        before, _, after = page.partition(f"{head}\n")
+        rule, *lines = after.splitlines()
+        rest = list(dropwhile(lambda line: line.startswith("|"), lines))
+        page = "\n".join([f"{before}{head}", rule, _rows(rows).rstrip(), *rest, ""])
+    return page
+
+
+def _pitfalls(setting: Known) -> str:
+    unseen = f"Not to be seen if {setting.unseen}." if setting.shows and setting.unseen else ""
+    never = f"Cannot be seen: {setting.unseen}." if setting.unseen and not setting.shows else ""
+    return " ".join(filter(None, (unseen, never, setting.ignored)))
 
 
 def options() -> str:

@@ -100,7 +100,11 @@ def expected(case: Case) -> dict[str, str]:
 
 def declared() -> dict[Path, str]:
     """Returns the text of each file that is written from declarations, by path."""
-    pages = {"options": declared_pages.options(), "columns": declared_pages.columns()}
+    pages = {
+        "options": declared_pages.options(),
+        "columns": declared_pages.columns(),
+        "effects": declared_pages.effects((ROOT / "docs/effects.md").read_text()),
+    }
     return {**{ROOT / f"docs/{name}.md": text for name, text in pages.items()}, **workload_files.files()}
 
 

@@ -1,0 +1,15 @@
+"""Recordings of trainings with and without a setting, as small archives that benchmarks/pack_causes.py made of what
+benchmarks/record_effects.py had recorded."""
+
+import tarfile
+from pathlib import Path
+
+ARCHIVES = Path(__file__).parent.parent / "data" / "effects"
+
+
+def unpack(directory: Path) -> Path:
+    """Restores ARCHIVE/NAME/trace_rank<r>.json in the directory."""
+    for archive in sorted(ARCHIVES.glob("*.tar.xz")):
+        with tarfile.open(archive) as tar:
+            tar.extractall(directory / archive.name.removesuffix(".tar.xz"), filter="data")
+    return directory
