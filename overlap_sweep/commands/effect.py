@@ -57,10 +57,10 @@ def effect(
 
     given = _given(set_ or [])
     others, problems = _recordings(against)
+    runs, more = _recordings(paths)
+    fail_for([*problems, *more], answered=bool(others and runs))
     if len(others) != 1:
         raise UserError(f"--against has {len(others)} runs ({_names(others)}); give the traces of one.")
-    runs, more = _recordings(paths)
-    fail_for([*problems, *more], answered=bool(runs) and bool(others[0].prints))
     (other,) = others
     first, found = _options(against), []
     for run in runs:
