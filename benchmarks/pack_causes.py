@@ -4,7 +4,8 @@
 
 The first entry of an archive is scenarios.json; reading it does not need the rest. Traces lie uncompressed, since xz
 finds what many of them share. They are as recorded, except that some of what says nothing of time is left out: arrows
-between launches and kernels, questions to the runtime that launch nothing, and numbers of the profiler's own.
+between launches and kernels, questions to the runtime that launch nothing, numbers of the profiler's own, and shapes
+but those of collectives.
 """
 
 import gzip
@@ -21,6 +22,8 @@ DESCRIBED = "scenarios.json"
 DICTIONARY = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": 128 << 20}]
 ARROWS = ("s", "t", "f")
 QUESTIONS = ("cudaEventQuery", "cudaStreamIsCapturing", "cudaThreadExchangeStreamCaptureMode", "cudaGetFuncBySymbol")
+SHAPES = ("Input Dims", "Input type", "Input Strides", "Concrete Inputs")
+COLLECTIVES = ("c10d::", "gloo:", "nccl:", "record_param_comms")
 OWN_NUMBERS = ("Record function id", "Ev Idx", "cbid", "queued", "context")
 
 
@@ -55,7 +58,8 @@ def _says_something(event: dict[str, Any]) -> bool:
 
 def _shortened(event: dict[str, Any]) -> dict[str, Any]:
     if "args" in event:
-        event["args"] = {name: value for name, value in event["args"].items() if name not in OWN_NUMBERS}
+        dropped = OWN_NUMBERS if event.get("name", "").startswith(COLLECTIVES) else OWN_NUMBERS + SHAPES
+        event["args"] = {name: value for name, value in event["args"].items() if name not in dropped}
     return event
 
 
