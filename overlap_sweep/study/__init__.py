@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Generic, Literal, NamedTuple, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, Literal, NamedTuple, Protocol, Self, TypeVar
 
 from overlap_sweep.declared import SCHEDULES, Role
 from overlap_sweep.report.causes import Side, first_traced
@@ -27,6 +27,9 @@ from overlap_sweep.results.provenance import different_environments
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.traces import TraceReading
 from overlap_sweep.study.settings import Naming, Options, key
+
+if TYPE_CHECKING:
+    from overlap_sweep.effects.comparison import Effect
 
 STEP = "step"
 """The work that times are of where no amount of work is known."""
@@ -97,6 +100,8 @@ class SettingRow(Generic[T]):
     """`best`, `best, proven`, `reference`, or `only` if there is no other setting; empty for the others."""
     over_reference: float = 1.0
     """The reference's time over this one's, for the same work."""
+    effect: "Effect | None" = None
+    """What it changed in what ran, against the reference; None without traces of both."""
 
     @property
     def step(self) -> Estimate:
@@ -162,7 +167,8 @@ class SettingRow(Generic[T]):
     @property
     def note(self) -> str:
         standing = "" if self.standing == "only" else self.standing
-        return in_brief({standing: bool(standing), **self.notes})
+        idle = self.effect is not None and not self.effect.changed
+        return in_brief({standing: bool(standing), **self.notes, "changed nothing": idle})
 
 
 R = TypeVar("R", bound=SettingRow[Times])
@@ -272,6 +278,8 @@ class Study(ABC, Generic[C, R]):
     """Settings whose traces are diagnosed on the page, where all ranks' traces of each are read. 0: only the best and
     the reference."""
 
+    shows_effects: ClassVar[bool] = False
+    """Whether the traces of its settings are compared, for the column of effects."""
     reads_traces: ClassVar[bool] = False
     """Whether rows have values from the points' traces."""
 

@@ -56,11 +56,11 @@ def titles(cases: Sequence[C]) -> list[str]:
     return found
 
 
-def point_row(study: Study[C, R], point: Point, standing: str = "") -> R:
-    """Returns the row of a single `ok` point."""
+def point_row(study: Study[C, R], point: Point, placed: R) -> R:
+    """Returns the row of a single `ok` point. `placed`: that of its setting."""
     options = study.options(point)
     name = study.naming.in_words(options)
-    return study.row(name, name, options, [point], study.times_of_point(point), standing=standing)
+    return study.row(name, name, options, [point], study.times_of_point(point), placed.standing, effect=placed.effect)
 
 
 def rows_of(study: Study[C, R], points: Iterable[Point]) -> list[R]:

@@ -22,6 +22,7 @@ from overlap_sweep.results.records import Records
 from overlap_sweep.results.traces import read_traces
 from overlap_sweep.study import C, CaseAnalysis, R, Study
 from overlap_sweep.study.analysis import analyse, point_row
+from overlap_sweep.study.effects import with_effects
 from overlap_sweep.study.exhibits import exhibits
 from overlap_sweep.study.words import card, cautions, sentences
 
@@ -48,6 +49,16 @@ def setting_of_point(named: Callable[[Point], str], about: str = "Options that a
 
 RUNS: Row = Column("runs", lambda row: len(row.points), "Number of runs of the setting.", "count", header="runs")
 NOISE: Row = attribute("noise_us", read="step.noise_us", header="noise us", show=as_us, dropped=1, queried=True)
+EFFECT: Row = Column(
+    "effect",
+    lambda row: row.effect.in_brief if row.effect else None,
+    "What it changed in what ran, against the reference: aspects that docs/effects.md lists, or nothing; empty without "
+    "traces, and of the reference.",
+    "text",
+    header="effect",
+    dropped=9,
+    queried=True,
+)
 CHOSEN: Row = attribute("chosen", "The best setting among those that are compared.", "flag", queried=True)
 NOTE: Row = attribute("", "", "text", "note", header="note", style="reason")
 
@@ -126,8 +137,8 @@ def tables(name: str, case: Iterable[Case], asked: Iterable[Row], measured: Iter
     own = (*measured, attribute("launch_bound", kind="flag"))
     of_best = (through(column, attrgetter("answer")) for column in (RUNS, *own))
     return Tables(
-        points_table(name, "one row per point", asked, (*own, CHOSEN, NOTE)),
-        Table(name, "one row per setting", (setting(), RUNS, over_reference(reference), *own, NOTE)),
+        points_table(name, "one row per point", asked, (*own, EFFECT, CHOSEN, NOTE)),
+        Table(name, "one row per setting", (setting(), RUNS, over_reference(reference), *own, EFFECT, NOTE)),
         Table(
             name,
             "one row per case: the best setting",
@@ -160,9 +171,11 @@ def section(study: Study[C, R], sources: Sources) -> Section | None:
     traces = read_traces(ok) if study.reads_traces else {}
     study = study.over(ok, traces)
     analyses = analyse(study, ok, sources.records.knobs)
-    standing = {point.directory: row.standing for one in analyses for row in one.rows for point in row.points}
+    if study.shows_effects:
+        analyses = with_effects(study, analyses)
+    placed = {point.directory: row for one in analyses for row in one.rows for point in row.points}
     rows: list[PointRow[R]] = [
-        PointRow(point, root, point_row(study, point, standing[point.directory]) if point.status == "ok" else None)
+        PointRow(point, root, point_row(study, point, placed[point.directory]) if point.status == "ok" else None)
         for point in points
     ]
     return Section(

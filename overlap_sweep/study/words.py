@@ -8,7 +8,7 @@ from overlap_sweep.report.section import Card
 from overlap_sweep.results.estimate import LEAST_RUNS
 from overlap_sweep.results.gain import nothing_beat
 from overlap_sweep.results.provenance import recorded_warnings, slowed_gpus
-from overlap_sweep.study import C, CaseAnalysis, R, Study
+from overlap_sweep.study import C, CaseAnalysis, R, Study, effects
 from overlap_sweep.study.analysis import wanted_runs
 
 ADVISED_RUNS = 3
@@ -74,6 +74,7 @@ def _shared(analysis: CaseAnalysis[C, R]) -> list[str]:
 def cautions(study: Study[C, R], analysis: CaseAnalysis[C, R]) -> list[str]:
     """Returns the caveats, a sentence each; empty if there are none."""
     return [
+        *effects.cautions(analysis),
         *_too_few_runs(analysis),
         *_trains_differently(study, analysis),
         *study.cautions(analysis),

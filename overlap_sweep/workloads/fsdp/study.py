@@ -58,6 +58,7 @@ _PROBLEMS = {
 
 class FsdpStudy(Study[FsdpCase, FsdpRow]):
     workload = "fsdp"
+    shows_effects = True
     row = FsdpRow
     naming = NAMING
     reference = "simplest"

@@ -221,7 +221,7 @@ TABLE = points_table(
         section.setting_of_point(lambda point: NAMING.in_words(knobs_of(point.config_as(Asked)))),
         *(through(column, _options) for column in KNOBS),
     ),
-    (*TIMES, *OF_POINTS, *MEASURED, section.CHOSEN, section.NOTE),
+    (*TIMES, *OF_POINTS, *MEASURED, section.EFFECT, section.CHOSEN, section.NOTE),
 )
 OF_RUNS = (replace(section.RUNS, usual=1), *TIMES, *MEASURED)
 COMPARED: Table[FsdpRow] = Table(
@@ -232,6 +232,7 @@ COMPARED: Table[FsdpRow] = Table(
         attribute("precision", kind="text", read="config.precision"),
         *(through(column, attrgetter("options"), header="") for column in (STRATEGY, *KNOBS)),
         *OF_RUNS,
+        section.EFFECT,
         section.NOTE,
     ),
 )

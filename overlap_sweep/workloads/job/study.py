@@ -42,6 +42,7 @@ UNEVEN = 0.05
 
 class JobStudy(Study[JobCase, JobRow]):
     workload = "job"
+    shows_effects = True
     row = JobRow
     naming = NAMING
     times_of_proof = True

@@ -131,7 +131,7 @@ TABLE = points_table(
         section.setting_of_point(lambda point: NAMING.in_words(options_of(point.config_as(Resolved))), SETTING),
         asked("repetition", about="Number of the repetition.", kind="count"),
     ),
-    (*TIMES, *MEASURED, section.CHOSEN, section.NOTE),
+    (*TIMES, *MEASURED, section.EFFECT, section.CHOSEN, section.NOTE),
 )
 OF_RUNS = (
     section.RUNS,
@@ -148,7 +148,7 @@ REFERENCE = "the setting that was started first"
 COMPARED: Table[JobRow] = Table(
     "jobs",
     "one row per setting",
-    (section.setting(SETTING), *OF_RUNS, section.over_reference(REFERENCE), *MEASURED, section.NOTE),
+    (section.setting(SETTING), *OF_RUNS, section.over_reference(REFERENCE), *MEASURED, section.EFFECT, section.NOTE),
 )
 ANSWERS: Table[Analysis] = Table(
     "jobs",

@@ -92,6 +92,7 @@ class TpTrainingStudy(Study[TpTrainingCase, TpTrainingRow]):
     """By run directory, of points with the same data as others."""
 
     workload = name = "tp_training"
+    shows_effects = True
     row = TpTrainingRow
     naming = NAMING
     what = "tensor-parallel stacks"
