@@ -93,6 +93,32 @@ H200X2 = [
 ]
 
 
+CPU_GLOO = [
+    *(Pair("cpu_gloo", "ddp_1", other, NOTHING) for other in ("ddp_2", "ddp_misspelt")),
+    Pair("cpu_gloo", "fsdp2_1", "fsdp2_2", NOTHING),
+    Pair("cpu_gloo", "ddp_1", "ddp_bucket_25_said", {"calls"}, "bucket_cap_mb=25", "in force"),
+    Pair("cpu_gloo", "ddp_1", "ddp_bucket_4", {"calls"}, "bucket=4", "in force"),
+    Pair("cpu_gloo", "ddp_bucket_25_said", "ddp_bucket_200", NOTHING, "bucket=200", "cannot be seen"),
+    Pair("cpu_gloo", "ddp_1", "ddp_static_graph", NOTHING, "static_graph=True", "cannot be seen"),
+    Pair("cpu_gloo", "ddp_1", "ddp_bucket_view", {"copies"}, "gradient_as_bucket_view=True", "in force"),
+    Pair("cpu_gloo", "ddp_1", "ddp_find_unused", {"calls", "type", "copies"}, "find_unused_parameters=1", "in force"),
+    Pair(
+        "cpu_gloo", "ddp_each_micro_batch", "ddp_no_sync", {"calls", "computation", "copies"}, "no_sync=1", "in force"
+    ),
+    # On a CPU the default is a loop over the parameters.
+    Pair("cpu_gloo", "ddp_1", "ddp_foreach", {"computation"}),
+    Pair("cpu_gloo", "ddp_foreach", "ddp_fused", {"computation"}, "fused=True", "in force"),
+    Pair("cpu_gloo", "ddp_1", "ddp_misspelt", NOTHING, "NCCL_MAXCTAS=4", "cannot be seen"),
+    Pair("cpu_gloo", "fsdp2_1", "fsdp2_no_reshard", {"calls", "computation", "copies"}, "reshard=False", "in force"),
+    Pair("cpu_gloo", "fsdp2_1", "fsdp2_forward_prefetch_1", {"position"}, "forward_prefetch=1", "in force"),
+    Pair("cpu_gloo", "fsdp2_1", "fsdp2_backward_prefetch_1", NOTHING, "backward_prefetch=1", "cannot be seen"),
+    Pair("cpu_gloo", "fsdp2_1", "fsdp2_backward_prefetch_2", {"position"}, "backward_prefetch=2", "in force"),
+    Pair("cpu_gloo", "fsdp2_each_micro_batch", "fsdp2_accumulated", {"calls", "computation", "copies"}),
+    Pair("cpu_gloo", "fsdp2_1", "fsdp2_root_only", {"calls", "computation", "copies"}),
+]
+PAIRS = [*CPU_GLOO, *(pytest.param(pair, marks=pytest.mark.end_to_end) for pair in H200X2)]
+
+
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The unpacked recordings, by archive and name."""
@@ -113,7 +139,7 @@ def effect_of(folder: Path, pair: Pair) -> Effect:
     return effect(pair.after, after, pair.before, before, {name: ("", value)} if name else {})
 
 
-@pytest.mark.parametrize("pair", H200X2, ids=lambda pair: f"{pair.before}-{pair.after}")
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: f"{pair.archive}-{pair.before}-{pair.after}-{pair.setting}")
 def test_planted_changes_and_no_others_are_found(folder: Path, pair: Pair) -> None:
     found = effect_of(folder, pair)
 
