@@ -102,6 +102,7 @@ class Timeline:
         elements: int = 1 << 20,
         group: str = "1",
         ranks: Sequence[int] = (0, 1),
+        blocks: int = 24,
     ) -> None:
         shard = elements // len(ranks)
         self.kernel(
@@ -112,6 +113,8 @@ class Timeline:
             stream,
             thread,
             **{
+                "grid": [blocks, 1, 1],
+                "block": [544, 1, 1],
                 "Collective name": NAMES[kind],
                 "In msg nelems": shard if kind == "all_gather" else elements,
                 "Out msg nelems": shard if kind == "reduce_scatter" else elements,

@@ -120,8 +120,8 @@ def _decided(entry: Known, value: str, after: Sequence[Fingerprint]) -> Iterator
         kernels = sorted({one.kernel for one in moved})
         if own := [kernel for kernel in kernels if re.search(rf"_{pattern}(_|$)", kernel)]:
             yield "in force", f"{own[0]} ran"
-        elif algorithms := {found[1] for kernel in kernels if (found := _ALGORITHM.search(kernel))}:
-            yield "fell back", f"to {', '.join(sorted(algorithms))}: {kernels[0]} ran"
+        elif any(map(_ALGORITHM.search, kernels)):
+            yield "fell back", f"{kernels[0]} ran instead"
     if entry.runs and is_on:
         names = [name for name in _names(after) if re.search(entry.runs, name)]
         yield (

@@ -55,7 +55,7 @@ def cautions(analysis: CaseAnalysis[C, R]) -> Iterator[str]:
         unless = f", unless a trace does not show it ({'; '.join(unseen)})" if unseen else ""
         yield f"{best.setting} changed nothing in what ran, so its gain is noise{unless}."
     missed = [
-        f"{one.name}={one.after} {one.verdict} {one.evidence}"
+        f"{one.name}={one.after} {one.verdict}: {one.evidence}"
         for row in analysis.rows
         if row.effect
         for one in row.effect.settings

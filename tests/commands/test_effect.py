@@ -34,7 +34,7 @@ def test_a_setting_that_was_given_is_judged(recorded: Path) -> None:
 
     assert done.stdout.splitlines()[1:] == [
         "  nothing changed: the setting was not in force, or changes nothing here",
-        "  NCCL_ALGO=Tree: fell back: to RING: AllGather_RING_LL ran",
+        "  NCCL_ALGO=Tree: fell back: AllGather_RING_LL ran instead",
     ]
 
 

@@ -1,0 +1,62 @@
+"""What the report of a job says of settings that changed nothing in what ran."""
+
+from pathlib import Path
+
+from overlap_sweep.config import AnalysisConfig
+from overlap_sweep.results.run_directory import trace_file
+from overlap_sweep.workloads import analyse
+from tests.effects.test_differences import GEMMS
+from tests.make_point import job_config, make_point
+from tests.timeline import Timeline
+
+
+def run(directory: Path, max_ctas: int | None, step_us: float, *, blocks: int) -> None:
+    """A job of three steps, each with one all-reduce of so many thread blocks."""
+    made, at = Timeline(), 10_000.0
+    for number in range(3):
+        start = at - 600
+        for _ in range(GEMMS):
+            made.kernel(at, at + 90)
+            at += 100
+        made.collective("all_reduce", at, at + 50, blocks=blocks)
+        at += 1_000
+        made.step(number + 1, start, at - 600)
+    env = {} if max_ctas is None else {"NCCL_MAX_CTAS": max_ctas}
+    for repetition in range(4):
+        point = make_point(
+            "job",
+            directory,
+            job_config({}, env, **{"repetition": repetition, "runtime.device": "cuda"}),
+            step_us=step_us + repetition,
+            started=f"2026-11-20T21:{len(list(directory.glob('*'))):02}:00+00:00",
+            traces=[trace_file(0)],
+        )
+        made.write(point / trace_file(0))
+
+
+def test_a_winner_that_changed_nothing_is_called_noise(tmp_path: Path) -> None:
+    run(tmp_path, None, 100_000.0, blocks=24)
+    run(tmp_path, 4, 90_000.0, blocks=24)
+
+    (section,) = analyse(tmp_path, AnalysisConfig()).sections
+    (answer,) = section.answers
+
+    assert answer.cautions[:2] == [
+        "NCCL_MAX_CTAS=4 changed nothing in what ran, so its gain is noise.",
+        "As the traces show: job.env.NCCL_MAX_CTAS=4 not in force: kernels of collectives have at most 24 blocks.",
+    ]
+    rows = {row.setting: row for row in answer.compared.rows}
+    assert rows["NCCL_MAX_CTAS=4"].note == "best, not profiled, changed nothing"
+    assert rows["NCCL_MAX_CTAS=4"].effect.in_brief == "nothing"
+    assert rows["defaults"].effect is None
+
+
+def test_what_a_setting_changed_is_in_its_row(tmp_path: Path) -> None:
+    run(tmp_path, None, 100_000.0, blocks=24)
+    run(tmp_path, 4, 90_000.0, blocks=4)
+
+    (section,) = analyse(tmp_path, AnalysisConfig()).sections
+    (answer,) = section.answers
+
+    assert not [caution for caution in answer.cautions if "noise" in caution or "traces show" in caution]
+    assert section.points.table.records(section.points.rows)[-1]["effect"] == "blocks"
