@@ -7,7 +7,9 @@ windows of symmetric memory, only in communicators with NVLS (`nvlsSupport`), wh
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
+from math import prod
 from typing import Any
 
 import torch
@@ -60,9 +62,13 @@ def shard(model: RankingModel, point: Resolved, ranks: Ranks, collectives: Colle
     kind = fsdp.symmetric_memory
     if kind:
         check_symmetric_memory(kind, ranks)
-    gather_memory, scatter_memory = (
-        allocator(group, ranks.device) if kind else _empty for group in (gather_group, scatter_group)
-    )
+    gather_memory = scatter_memory = _empty
+    if kind:
+        gather_memory, scatter_memory = (
+            symmetric_memory(group, ranks.device) for group in (gather_group, scatter_group)
+        )
+        gather_memory.release()
+        scatter_memory.release()
     gather = _Gather(collectives, gather_memory, fsdp.limit_all_gathers)
     scatter = _Scatter(collectives, scatter_memory, scatter_group)
     # The units of one group share FSDP2's state.
@@ -75,7 +81,7 @@ def shard(model: RankingModel, point: Resolved, ranks: Ranks, collectives: Colle
         if replicas > 1:
             # Not FSDP2's own hybrid sharding, whose all-reduce cannot be observed.
             unit.set_all_reduce_hook(  # type: ignore[operator]
-                partial(_add_replicas, mesh["replicate"].get_group(), replicas, collectives),
+                partial(_add_replicas, mesh["replicate"].get_group(), replicas, collectives, scatter_memory),
                 stream=collectives.own_stream(ALL_REDUCE),
             )
     _schedule(wrapped, fsdp, collectives)
@@ -112,7 +118,9 @@ def _schedule(wrapped: Sequence[Sequence[Any]], fsdp: ResolvedFsdp, collectives:
             unit.backward_ended = partial(_each, collectives.layer_computed, unit.backward_ended)
 
 
-def _add_replicas(group: dist.ProcessGroup, replicas: int, collectives: Collectives, gradients: Tensor) -> None:
+def _add_replicas(
+    group: dist.ProcessGroup, replicas: int, collectives: Collectives, memory: Allocate, gradients: Tensor
+) -> None:
     """All-reduces, over the replicas, this rank's part of the reduce-scatter."""
     if collectives.mode != FLOOR:
         collectives.now(ALL_REDUCE, partial(dist.all_reduce, gradients, group=group))
@@ -121,6 +129,8 @@ def _add_replicas(group: dist.ProcessGroup, replicas: int, collectives: Collecti
         # FSDP2 releases them once they are cast, and the reduce-scatter's stream would reuse the memory while this
         # stream still reduces.
         gradients.record_stream(torch.cuda.current_stream())
+        if isinstance(memory, SymmetricMemory):
+            memory.keep_until_now(gradients)
 
 
 def _each(*calls: Callable[[], object]) -> None:
@@ -251,19 +261,73 @@ def _dotted(version: Sequence[int]) -> str:
     return ".".join(map(str, version))
 
 
+_SEGMENT_BYTES, _LEAST_SEGMENT_BYTES = 2 << 20, 10 << 20
+"""From the second on, torch's allocator asks for multiples of the first as they are, and puts nothing else there."""
+
+
+@dataclass(eq=False)
+class _Buffer:
+    """A buffer in symmetric memory."""
+
+    memory: Tensor
+    """Its bytes."""
+    stream: torch.cuda.Stream | None
+    """What uses it now; None between points."""
+    used: torch.cuda.Event | None = None
+    """What another stream did with it last."""
+
+    @property
+    def is_free(self) -> bool:
+        """Returns whether no tensor but its own uses it: the storage and the handle to ask it are two."""
+        storage = self.memory.untyped_storage()
+        return torch._C._storage_Use_Count(storage._cdata) == 2
+
+
+class SymmetricMemory:
+    """Allocates in symmetric memory of a group.
+
+    NCCL's kernels find a peer's buffer by window and offset, so all ranks must take the same buffer each time. torch's
+    allocator takes the free block of the lowest address, another one on each rank: buffers are kept here, and reused in
+    the order in which they were made, by the stream that used them.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
+        # A pool can only be registered with a communicator that exists; the first collective makes it.
+        dist.barrier(group)
+        backend: Any = group._get_backend(device)
+        self._pool = torch.cuda.MemPool(backend.mem_allocator)
+        # Also registers what is allocated later.
+        backend.register_mem_pool(self._pool, symm=True)
+        self._buffers: list[_Buffer] = []
+
+    def release(self) -> None:
+        """Leaves the buffers of points that have ended to other streams."""
+        torch.cuda.synchronize()
+        for buffer in self._buffers:
+            buffer.stream = None
+
+    def keep_until_now(self, tensor: Tensor) -> None:
+        """Leaves the tensor's buffer to its stream once the current one has got here."""
+        own = next(one for one in self._buffers if one.memory.data_ptr() == tensor.untyped_storage().data_ptr())
+        own.used = torch.cuda.current_stream().record_event()
+
+    def __call__(self, size: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+        stream, count = torch.cuda.current_stream(), prod(size)
+        wanted = count * dtype.itemsize
+        fitting = (one for one in self._buffers if one.memory.numel() >= wanted and one.stream in (None, stream))
+        free = min((one for one in fitting if one.is_free), key=lambda one: one.memory.numel(), default=None)
+        if free is None:
+            rounded = max(_LEAST_SEGMENT_BYTES, -(-wanted // _SEGMENT_BYTES) * _SEGMENT_BYTES)
+            with torch.cuda.use_mem_pool(self._pool):
+                free = _Buffer(torch.empty(rounded, dtype=torch.uint8, device=device), stream)
+            self._buffers.append(free)
+        if free.used:
+            stream.wait_event(free.used)
+        free.stream, free.used = stream, None
+        return free.memory[:wanted].view(dtype).view(*size)
+
+
 @cache
-def allocator(group: dist.ProcessGroup, device: torch.device) -> Allocate:
-    """Returns what allocates in symmetric memory of the group, whose ranks must allocate and free in the same order:
-    cached, since what NCCL has registered stays. Collective."""
-    # A pool can only be registered with a communicator that exists; the first collective makes it.
-    dist.barrier(group)
-    backend: Any = group._get_backend(device)
-    pool = torch.cuda.MemPool(backend.mem_allocator)
-    # Also registers what is allocated later.
-    backend.register_mem_pool(pool, symm=True)
-
-    def empty(size: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-        with torch.cuda.use_mem_pool(pool):
-            return torch.empty(*size, dtype=dtype, device=device)
-
-    return empty
+def symmetric_memory(group: dist.ProcessGroup, device: torch.device) -> SymmetricMemory:
+    """Returns that of the group, cached, since what NCCL has registered stays. Collective."""
+    return SymmetricMemory(group, device)

@@ -304,17 +304,21 @@ def _in_symmetric_memory(ranks: Ranks, point: Resolved, root: Path) -> tuple[lis
     allocated: dict[str, set[int]] = defaultdict(set)
     foreign: dict[str, set[int]] = defaultdict(set)
 
-    def allocator(group: dist.ProcessGroup, device: torch.device) -> sharding.Allocate:
-        def empty(size: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-            buffer = torch.empty(*size, dtype=dtype, device=device)
-            allocated[group.group_name].add(buffer.untyped_storage().data_ptr())
-            return buffer
+    class StandIn:
+        def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
+            self.group = group
 
-        return empty
+        def release(self) -> None:
+            pass
+
+        def __call__(self, size: Any, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+            buffer = torch.empty(*size, dtype=dtype, device=device)
+            allocated[self.group.group_name].add(buffer.untyped_storage().data_ptr())
+            return buffer
 
     with (
         patch.object(sharding, "check_symmetric_memory", lambda kind, ranks: None),
-        patch.object(sharding, "allocator", allocator),
+        patch.object(sharding, "symmetric_memory", StandIn),
         _collectives_noted(lambda _, group, used: foreign[group].update(used - allocated[group])),
     ):
         losses = _train(ranks, {"symmetric": point}, root)["symmetric"]["measured"].losses
