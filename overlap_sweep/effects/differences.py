@@ -23,6 +23,9 @@ IN_ORDER, OUT_OF_ORDER = 0.02, 0.1
 ENOUGH_READY, ENOUGH_OVERTOOK = 50, 5
 """Fewest such kernels that show one queue, and several."""
 
+LEAST_STEPS = 2
+"""Fewest steps of which a part of all must be to count."""
+
 NAMED = 3
 """Kernels that a sentence names."""
 
@@ -44,17 +47,25 @@ class _Sides:
 
 
 def _apart(before: Sequence[H], after: Sequence[H]) -> tuple[H, H] | None:
-    """Returns the usual values of both sides; None if a value occurs on both, or a side has none."""
-    if not before or not after or {*before} & {*after}:
+    """Returns the usual values of both sides, by step, if they differ; else None. All values must, but for steps of
+    another kind that both have, such as one that is cut, or that has no optimizer: the others must then be alike."""
+    common = {*before} & {*after}
+    first, second = ([value for value in side if value not in common] for side in (before, after))
+    if not first or not second:
         return None
-    return mode(before), mode(after)
+    if common:
+        enough = all(
+            len(own) >= LEAST_STEPS or 2 * len(own) >= len(side) for own, side in ((first, before), (second, after))
+        )
+        if not enough or len({*first}) > 1 or len({*second}) > 1:
+            return None
+    return mode(first), mode(second)
 
 
 def differences(before: Sequence[Fingerprint], after: Sequence[Fingerprint]) -> list[Difference]:
     """Returns what differs between the ranks that both recordings have, in the order of ASPECTS.
 
-    What varies from step to step anyway is no difference: the values of an aspect in the steps of one recording must
-    all be other ones than those in the other's.
+    What varies from step to step anyway is no difference, see `_apart`.
     """
     pairs = paired(before, after)
     found: dict[tuple[str, str, str, str], list[tuple[int | None, Difference]]] = {}
@@ -161,12 +172,15 @@ def _sizes(sizes: Sequence[int], name: str) -> str:
 
 def _shifts(sides: _Sides) -> list[int]:
     """Returns by how many GEMMs each call of a step is launched later; empty if calls cannot be told apart."""
-    numbers = {len(step) for step in (*sides.before, *sides.after)}
-    if len(numbers) != 1:
+    # A step that is cut, or of another kind, has another number of calls.
+    usual = {mode(map(len, side)) for side in (sides.before, sides.after) if side}
+    if len(usual) != 1:
         return []
-    shifts = []
-    for call in range(numbers.pop()):
-        before, after = ([step[call].position for step in side] for side in (sides.before, sides.after))
+    count, shifts = usual.pop(), []
+    for call in range(count):
+        before, after = (
+            [step[call].position for step in side if len(step) == count] for side in (sides.before, sides.after)
+        )
         if None in before or None in after or not before or not after:
             return []
         first, second = ([place for place in side if place is not None] for side in (before, after))

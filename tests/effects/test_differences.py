@@ -57,11 +57,15 @@ def test_equal_recordings_do_not_differ(tmp_path: Path) -> None:
         ([[1], [1], [1, 3]], set()),
         ([[1, 4]] * 3, {"position"}),
         ([[1, 4], [1, 4], [1, 3]], set()),
+        # The last step of both is cut.
+        ([[1, 4], [1, 4], [1, 4], []], {"position"}),
+        ([[1], [1], [1], []], {"calls"}),
         ([[]] * 3, {"calls"}),
     ],
 )
 def test_all_steps_must_differ(tmp_path: Path, after: list[list[int]], expected: set[str]) -> None:
-    found = differences([training(tmp_path / "before", [[1, 3]] * 3)], [training(tmp_path / "after", after)])
+    before = [[1, 3]] * 3 + [[]] * (len(after) - 3)
+    found = differences([training(tmp_path / "before", before)], [training(tmp_path / "after", after)])
 
     assert aspects(found) == expected
 
