@@ -49,7 +49,7 @@ class Block(nn.Module):
 
 
 class Training:
-    """What every program shares: device, sizes, model, data, the step around a loss."""
+    """Device, sizes, model, data and step that every program shares."""
 
     def __init__(self, device: torch.device):
         self.device = device

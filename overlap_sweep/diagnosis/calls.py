@@ -39,7 +39,7 @@ SMALL = 0.1
 PASSES: dict[int, Pass] = {FWD: "fwd", BWD: "bwd", RECOMPUTE: "bwd"}
 
 _GRID = re.compile(r"\[([\d, ]+)\] \[([\d, ]+)\]")
-"""Of blocks, and of the threads of a block."""
+"""Dimensions of the grid, and of a block."""
 _C10D = re.compile(r"c10d::(?!barrier|monitored_barrier)|_c10d_functional::(?!wait_tensor|_wrap)")
 
 

@@ -16,7 +16,7 @@ ASPECTS = {
     "computation": "other kernels, or on a CPU operators",
     "copies": "copies and sets within a rank",
 }
-"""What is compared of two recordings, in the order of what is said."""
+"""Aspects of a step that are compared, in the order in which differences are listed."""
 
 
 class Difference(msgspec.Struct, kw_only=True, frozen=True):

@@ -13,7 +13,7 @@ NOTHING = "nothing changed: the setting was not in force, or changes nothing her
 
 
 class Effect(msgspec.Struct, kw_only=True):
-    """What changed in what ran from one recording to another."""
+    """The differences of one recording from another, and the verdicts on settings."""
 
     run: str
     against: str

@@ -27,13 +27,13 @@ Counts = dict[str, int]
 
 
 class Family(msgspec.Struct, frozen=True, order=True):
-    """What collectives have in common that are compared with each other."""
+    """Key of the collectives that are compared with each other."""
 
     group: str
     """Description and size of the process group; names that torch gives differ between programs."""
     collective: str
     pass_: str
-    """As `Call.pass_`."""
+    """Pass of the launch, as `Call.pass_`."""
 
 
 class Moved(msgspec.Struct, frozen=True):
@@ -72,7 +72,7 @@ class Fingerprint(msgspec.Struct):
     ready: int
     """Kernels that could have started before one that was launched before them on another stream."""
     overtook: int
-    """Those of them that did."""
+    """Kernels of these that did."""
     steps: list[StepPrint]
 
 
