@@ -62,9 +62,9 @@ def effect(
     if len(others) != 1:
         raise UserError(f"--against has {len(others)} runs ({_names(others)}); give the traces of one.")
     (other,) = others
-    first, found = _options(against), []
+    first, found = _options(other.directory), []
     for run in runs:
-        second = _options([path for path in paths if run.name.startswith(str(path))] or paths)
+        second = _options(run.directory)
         options = {
             name: (first.get(name, ""), second.get(name, ""))
             for name in dict.fromkeys((*first, *second))
@@ -104,14 +104,11 @@ def _recordings(paths: list[Path]) -> tuple[list[Recording], list[str]]:
     return [one for one in found if one.prints], [*problems, *(problem for one in found for problem in one.problems)]
 
 
-def _options(paths: list[Path]) -> dict[str, str]:
-    """Returns the options of the point that the traces are of, by path; empty if they are of none."""
+def _options(directory: Path) -> dict[str, str]:
+    """Returns the options of the point whose directory it is, by dotted name; empty if it is none."""
     from overlap_sweep.results.run_directory import RESULT_FILE, read_result
 
-    directory = next(
-        (place for path in paths for place in (path, path.parent) if (place / RESULT_FILE).is_file()), None
-    )
-    if directory is None:
+    if not (directory / RESULT_FILE).is_file():
         return {}
     return dict(_flat(read_result(directory / RESULT_FILE).recorded, ""))
 

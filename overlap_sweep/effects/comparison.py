@@ -48,7 +48,7 @@ def effect(
         against=against,
         changed=bool(found),
         differences=found,
-        settings=verdicts(options, before, after, found),
+        settings=verdicts(options, after, found),
         notes=_notes(before, after),
     )
 

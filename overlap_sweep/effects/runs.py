@@ -24,7 +24,7 @@ _KIND = "fingerprints"
 
 
 class RankPrint(msgspec.Struct):
-    """What was read of one trace."""
+    """A trace and its fingerprint."""
 
     file: TraceFile
     print: Fingerprint | None
@@ -35,6 +35,7 @@ class Recording(msgspec.Struct):
     """The traces of one run."""
 
     name: str
+    directory: Path
     prints: list[Fingerprint]
     """By rank."""
     problems: list[str]
@@ -74,6 +75,7 @@ def recordings(paths: Sequence[Path]) -> list[Recording]:
     return [
         Recording(
             name=name if len(own) > 1 else str(own[0].file.path),
+            directory=own[0].file.path.parent,
             prints=sorted((one.print for one in own if one.print), key=lambda print: print.rank or 0),
             problems=[one.file.problem for one in own if one.file.problem],
         )

@@ -54,12 +54,10 @@ def known_settings() -> dict[str, Known]:
     return msgspec.yaml.decode(Path(__file__).with_name("settings.yaml").read_bytes(), type=dict[str, Known])
 
 
-def known(option: str) -> tuple[str, Known] | None:
-    """Returns name and entry of the setting that an option is, such as job.env.NCCL_ALGO; None if it is unknown."""
+def known(option: str) -> Known | None:
+    """Returns the entry of the setting that an option is, such as job.env.NCCL_ALGO; None if it is unknown."""
     wanted = _plain(option.rpartition(".")[2])
-    return next(
-        ((name, one) for name, one in known_settings().items() if wanted in map(_plain, (name, *one.names))), None
-    )
+    return next((one for name, one in known_settings().items() if wanted in map(_plain, (name, *one.names))), None)
 
 
 def _plain(name: str) -> str:
@@ -67,16 +65,13 @@ def _plain(name: str) -> str:
 
 
 def verdicts(
-    options: Mapping[str, tuple[str, str]],
-    before: Sequence[Fingerprint],
-    after: Sequence[Fingerprint],
-    found: Sequence[Difference],
+    options: Mapping[str, tuple[str, str]], after: Sequence[Fingerprint], found: Sequence[Difference]
 ) -> list[Setting]:
     """Returns the verdict on each option. `options`: values before and after by name; `found`: what differs."""
     settings = []
     for option, (first, second) in options.items():
         entry = known(option)
-        verdict, evidence = _verdict(*entry, second, after, found) if entry else _of_unknown(found)
+        verdict, evidence = _verdict(entry, second, after, found) if entry else _of_unknown(found)
         settings.append(Setting(name=option, before=first, after=second, verdict=verdict, evidence=evidence))
     return settings
 
@@ -88,7 +83,7 @@ def _of_unknown(found: Sequence[Difference]) -> tuple[Verdict, str]:
 
 
 def _verdict(
-    name: str, entry: Known, value: str, after: Sequence[Fingerprint], found: Sequence[Difference]
+    entry: Known, value: str, after: Sequence[Fingerprint], found: Sequence[Difference]
 ) -> tuple[Verdict, str]:
     if entry.gpu and not any(one.on_device for one in after):
         return "cannot be seen", "it has a meaning on GPUs, and these traces have none"

@@ -80,7 +80,7 @@ KnobValue = bool | int | str
 Setting = dict[str, KnobValue]
 """The setting of one slot: `method` and the knobs that apply to it. Slots without overlap have none."""
 Asked = Mapping[str, KnobValue | None]
-"""What a point asks of a slot; null: the default of a knob, or one that the backend lacks."""
+"""The setting that a point asks for; null: the default of a knob, or one that the backend lacks."""
 
 
 def method_of(setting: Asked) -> str:

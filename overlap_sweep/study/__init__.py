@@ -101,7 +101,7 @@ class SettingRow(Generic[T]):
     over_reference: float = 1.0
     """The reference's time over this one's, for the same work."""
     effect: "Effect | None" = None
-    """What it changed in what ran, against the reference; None without traces of both."""
+    """Its differences from the reference in what ran; None without traces of both."""
 
     @property
     def step(self) -> Estimate:

@@ -1,7 +1,8 @@
-"""What each setting changed in what ran, against the reference: from the first trace of a point of each."""
+"""Gives settings their effects: what each changed in what ran, against the reference, by the first trace of each."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from overlap_sweep.report.numbers import some_of
 from overlap_sweep.study import C, CaseAnalysis, R, Study
@@ -9,8 +10,11 @@ from overlap_sweep.study import C, CaseAnalysis, R, Study
 
 def with_effects(study: Study[C, R], analyses: Sequence[CaseAnalysis[C, R]]) -> list[CaseAnalysis[C, R]]:
     """Returns the analyses with the effects of the settings that have traces, where the reference has some, too."""
-    sides = {id(row): side.traces[:1] for one in analyses for row in one.rows if (side := study.side(row))}
-    paths = list(dict.fromkeys(path for traces in sides.values() for path in traces))
+    traces = [
+        {row.setting: side.traces[0] for row in one.rows if (side := study.side(row)) and side.traces}
+        for one in analyses
+    ]
+    paths = list(dict.fromkeys(path for by_setting in traces for path in by_setting.values()))
     if not paths:
         return list(analyses)
     # Imported here, because numpy is only needed to read traces.
@@ -19,20 +23,21 @@ def with_effects(study: Study[C, R], analyses: Sequence[CaseAnalysis[C, R]]) -> 
 
     prints = {path: one.print for path, one in read_prints(paths).items()}
 
-    def compared(analysis: CaseAnalysis[C, R], row: R) -> R:
-        before, after = (
-            [print for path in sides.get(id(one), []) if (print := prints[path])] for one in (analysis.reference, row)
-        )
-        if not before or not after or row is analysis.reference:
+    def compared(analysis: CaseAnalysis[C, R], own: Mapping[str, Path], row: R) -> R:
+        before, after = (prints[own[one.setting]] if one.setting in own else None for one in (analysis.reference, row))
+        if before is None or after is None or row is analysis.reference:
             return row
         options = {
             name: (study.naming.value(analysis.reference.options.get(name)), study.naming.value(row.options.get(name)))
             for name in analysis.differing
             if analysis.reference.options.get(name) != row.options.get(name)
         }
-        return replace(row, effect=effect(row.setting, after, analysis.reference.setting, before, options))
+        return replace(row, effect=effect(row.setting, [after], analysis.reference.setting, [before], options))
 
-    return [_with_rows(analysis, [compared(analysis, row) for row in analysis.rows]) for analysis in analyses]
+    return [
+        _with_rows(analysis, [compared(analysis, own, row) for row in analysis.rows])
+        for analysis, own in zip(analyses, traces, strict=True)
+    ]
 
 
 def _with_rows(analysis: CaseAnalysis[C, R], rows: list[R]) -> CaseAnalysis[C, R]:

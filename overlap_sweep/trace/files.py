@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 Cell = str | int | float | None
-"""Of a row of a table."""
+"""Cell in a row of a table."""
 
 TEXT_BYTES_PER_S = 200e6
 GZIP_RATIO = 13

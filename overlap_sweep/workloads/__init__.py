@@ -51,7 +51,7 @@ P = TypeVar("P", bound=ResolvedPoint, default=Any)
 
 
 class MeasuredFields(TypedDict, total=False):
-    """What running a point measures: fields of its `Result`."""
+    """Fields of a `Result` that running the point measures."""
 
     measured: Required[Measured]
     objective_us: float

@@ -1,10 +1,12 @@
 """What the report of a job says of settings that changed nothing in what ran."""
 
+import json
 from pathlib import Path
 
 from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.results.run_directory import trace_file
 from overlap_sweep.workloads import analyse
+from tests.analyze import analyze
 from tests.effects.test_differences import GEMMS
 from tests.make_point import job_config, make_point
 from tests.timeline import Timeline
@@ -49,6 +51,21 @@ def test_a_winner_that_changed_nothing_is_called_noise(tmp_path: Path) -> None:
     assert rows["NCCL_MAX_CTAS=4"].note == "best, not profiled, changed nothing"
     assert rows["NCCL_MAX_CTAS=4"].effect.in_brief == "nothing"
     assert rows["defaults"].effect is None
+
+
+def test_points_are_known_by_their_own_results(tmp_path: Path) -> None:
+    """Also where the name of one begins with another's."""
+    for name, max_ctas in (("base", 24), ("ctas=1", 1), ("ctas=10", 10)):
+        run(tmp_path / "sweeps" / name, max_ctas, 100_000.0, blocks=max_ctas)
+        (tmp_path / "sweeps" / name / "job_0").rename(tmp_path / name)
+    paths = [tmp_path / name for name in ("ctas=1", "ctas=10")]
+
+    found = json.loads(analyze("effect", *paths, "--against", tmp_path / "base", "--format", "json").stdout)
+
+    assert [[(one["before"], one["after"], one["verdict"]) for one in each["settings"]] for each in found] == [
+        [("24", "1", "in force")],
+        [("24", "10", "in force")],
+    ]
 
 
 def test_what_a_setting_changed_is_in_its_row(tmp_path: Path) -> None:
