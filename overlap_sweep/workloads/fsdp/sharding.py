@@ -261,6 +261,9 @@ def _dotted(version: Sequence[int]) -> str:
     return ".".join(map(str, version))
 
 
+_PART_BYTES = 16
+"""NCCL's kernels for symmetric memory (seen with 2.28.9) gather parts wrongly whose size is no multiple of this."""
+
 _SEGMENT_BYTES, _LEAST_SEGMENT_BYTES = 2 << 20, 10 << 20
 """From the second on, torch's allocator asks for multiples of the first as they are, and puts nothing else there."""
 
@@ -284,7 +287,7 @@ class _Buffer:
 
 
 class SymmetricMemory:
-    """Allocates in symmetric memory of a group.
+    """Allocates in symmetric memory of a group, or in usual memory what its kernels would move wrongly.
 
     NCCL's kernels find a peer's buffer by window and offset, so all ranks must take the same buffer each time. torch's
     allocator takes the free block of the lowest address, another one on each rank: buffers are kept here, and reused in
@@ -295,6 +298,7 @@ class SymmetricMemory:
         # A pool can only be registered with a communicator that exists; the first collective makes it.
         dist.barrier(group)
         backend: Any = group._get_backend(device)
+        self._aligned_bytes = _PART_BYTES * group.size()
         self._pool = torch.cuda.MemPool(backend.mem_allocator)
         # Also registers what is allocated later.
         backend.register_mem_pool(self._pool, symm=True)
@@ -308,12 +312,15 @@ class SymmetricMemory:
 
     def keep_until_now(self, tensor: Tensor) -> None:
         """Leaves the tensor's buffer to its stream once the current one has got here."""
-        own = next(one for one in self._buffers if one.memory.data_ptr() == tensor.untyped_storage().data_ptr())
-        own.used = torch.cuda.current_stream().record_event()
+        for own in self._buffers:
+            if own.memory.data_ptr() == tensor.untyped_storage().data_ptr():
+                own.used = torch.cuda.current_stream().record_event()
 
     def __call__(self, size: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
         stream, count = torch.cuda.current_stream(), prod(size)
         wanted = count * dtype.itemsize
+        if wanted % self._aligned_bytes:
+            return _empty(size, dtype, device)
         fitting = (one for one in self._buffers if one.memory.numel() >= wanted and one.stream in (None, stream))
         free = min((one for one in fitting if one.is_free), key=lambda one: one.memory.numel(), default=None)
         if free is None:

@@ -181,7 +181,7 @@ def test_symmetric_memory_learns_the_same_by_other_means(kind: str, tmp_path: Pa
     assert gathers["usual"]
     assert not any("ncclSym" in name for name in gathers["usual"])
     for name in ("symmetric", "symmetric_own"):
-        assert all("ncclSym" in kernel for kernel in gathers[name])
-        assert bool(gathers[name]) == (kind == "kernels")
+        # Parts of norms are no multiples of 16 bytes, and take the usual way.
+        assert any("ncclSym" in kernel for kernel in gathers[name]) == (kind == "kernels")
         rows = [row for row in analyse_trace(tmp_path / name / "trace_rank0.json.gz") if row.phase == "all"]
         assert all(row.comm_us > 0 for row in rows)
