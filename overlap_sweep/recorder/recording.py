@@ -38,6 +38,10 @@ class Wanted(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     no trace."""
     optimizer_steps: Count | None = None
     """Calls of optimizers that make up one step; None: recognised from their order."""
+    levers: dict[str, str | int | float | bool] = {}
+    """Values of levers that the processes apply themselves, by name."""
+    levers_override: bool = False
+    """Change constructors' arguments that the script gives itself, too."""
 
     @property
     def needed(self) -> int:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from overlap_sweep.errors import first_line
+from overlap_sweep.levers import process as levers
 from overlap_sweep.recorder.recording import STEPS_FILE, Recording, Wanted, wanted_from, write_recording
 from overlap_sweep.recorder.step_calls import StepCalls
 from overlap_sweep.startup.sitecustomize import NEEDED, say
@@ -130,6 +131,7 @@ class StepRecorder:
         self._wanted = wanted
         self._skipped = max(wanted.skip_steps, 1)
         self._rank: tuple[int, int] | None = None
+        self._levers = levers.install()
         self.forget()
 
     def forget(self) -> None:
@@ -181,6 +183,8 @@ class StepRecorder:
             self.give_up(error)
 
     def _end_of_step(self) -> None:
+        if self._levers:
+            self._levers.at_end_of_step()
         if self._trace is not None:
             if self._trace.end_of_step():
                 self._finish()
@@ -198,6 +202,8 @@ class StepRecorder:
         self._ask_rank()
         if self._ends < self._skipped or (uses_gpu() and is_capturing()):
             return
+        if self._levers:
+            self._levers.say_unmet()
         self._clock = GpuClock(self._wanted.steps + 1) if uses_gpu() else None
         self._take_time()
 

@@ -10,6 +10,8 @@ import sys
 
 VARIABLE = "OVERLAP_SWEEP_RECORD"
 """Environment variable that asks for a recording."""
+LEVERS = '"levers":{"'
+"""Part of the variable if levers are to be applied."""
 RECORDER_FILE = "job_recorder"
 """File in the run directory as soon as a process with the recorder has imported torch: empty, or with the reason why
 such a process cannot record."""
@@ -30,6 +32,10 @@ class Watch:
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         try:
+            if name == "torch" and LEVERS in os.environ.get(VARIABLE, ""):
+                # Before the script can take anything from torch.
+                __import__("overlap_sweep.levers.process")
+                sys.modules["overlap_sweep.levers.process"].install()
             is_done = self._is_done()
         except Exception as error:
             give_up(repr(error))

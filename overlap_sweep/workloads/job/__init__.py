@@ -21,7 +21,7 @@ def _workers(point: Resolved, directory: Path) -> Workers:
 def _cost(point: Resolved) -> tuple[object, ...]:
     """Returns what a job's duration depends on: also its settings, one of which may compile for minutes."""
     job = point.job
-    settings = (str(sorted(given.items())) for given in (job.values, job.env))
+    settings = (str(sorted(given.items())) for given in (job.values, job.env, job.levers))
     return job.command, *settings, job.skip_steps, job.steps, job.finish
 
 
@@ -47,7 +47,7 @@ WORKLOAD = Workload(
     searchable=Searchable(
         sample=sample,
         same_point=command.same_point,
-        options=("job.values.", "job.env."),
+        options=("job.values.", "job.env.", "job.levers."),
         example="+job.values.bucket=25,100",
     ),
 )

@@ -12,6 +12,7 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path, PurePath
 
+from overlap_sweep import levers
 from overlap_sweep.config import Runtime
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import overlap_cfg
@@ -59,6 +60,7 @@ def complete(config: Config) -> dict[str, object]:
     if config.backend != "auto":
         raise UserError(f"backend={config.backend}: workload=job has no backends; leave it out.")
     _check_names(config)
+    levers.chosen(config.job.levers)
     check_metric(config.job)
     overlap, run = _overlap_config(config), Path("run")
     arguments(config, run)
@@ -111,7 +113,8 @@ def working_folder(point: Config, directory: Path, place: Place = ALONE) -> Path
 
 def environment(point: Config, directory: Path, place: Place = ALONE) -> dict[str, str]:
     """Returns the variables that the point sets for the command."""
-    return _variables(point.job, fillings(point, directory, place))
+    own = _variables(point.job, fillings(point, directory, place))
+    return levers.environment(levers.chosen(point.job.levers)) | own
 
 
 def _variables(job: Job, texts: Mapping[str, Filling]) -> dict[str, str]:

@@ -14,6 +14,8 @@ MOST_VALUES = 1000
 Line = Annotated[str, Meta(max_length=100_000)]
 _Values = Annotated[dict[Name, str | int | float | bool | None], Meta(max_length=MOST_VALUES)]
 
+_Levers = Annotated[dict[Name, dict[Name, str | int | float | bool | None]], Meta(max_length=MOST_VALUES)]
+
 
 @dataclass
 class WorkloadOptions:
@@ -44,6 +46,12 @@ class Job:
     env: dict[str, Any] = field(default_factory=dict)
     """Environment variables of the command, to be swept: +job.env.CUDA_DEVICE_MAX_CONNECTIONS=1,8. Placeholders are
     filled in; null leaves a variable as it is."""
+    levers: dict[str, Any] = field(default_factory=dict)
+    """Levers, which change the training without an argument of the script, to be swept:
+    +job.levers.ddp.bucket_cap_mb=25,4,100. `analyze.py levers` lists them. null leaves it as it is. What cannot be
+    applied is skipped with the reason."""
+    levers_override: bool = False
+    """Let levers change what the script sets itself, too."""
     directory: Annotated[str, VERBATIM] = "."
     """Working folder of the command, relative to where launch.py was started; it must exist on all nodes.
     Placeholders are filled in."""
@@ -90,6 +98,8 @@ class ResolvedJob(Job):
     command: Line = field()
     values: _Values = field()
     env: _Values = field()
+    levers: _Levers = field(default_factory=dict)
+    levers_override: bool = False
     ranks: Annotated[int, Meta(ge=1, le=10**5)] = field()
     directory: Line = field()
     steps: Annotated[int, Meta(ge=3, le=10**5)] = field()

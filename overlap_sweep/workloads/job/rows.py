@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import PurePath
 from typing import NamedTuple
 
+from overlap_sweep.levers import flat
 from overlap_sweep.report.numbers import as_us, counted, shortened
 from overlap_sweep.results.measured import Scalar
 from overlap_sweep.results.traces import on_nodes
@@ -18,7 +19,7 @@ from overlap_sweep.workloads.job.command import in_words
 from overlap_sweep.workloads.job.config import Resolved
 from overlap_sweep.workloads.job.result import FoundCause, JobRun, rate_in_words
 
-VALUES, VARIABLES = "job.values.", "job.env."
+VALUES, VARIABLES, LEVERS = "job.values.", "job.env.", "job.levers."
 CONNECTIONS, MULTICAST = "runtime.max_connections", "runtime.multicast"
 LONGEST_VALUE = 60
 
@@ -29,6 +30,7 @@ def options_of(config: Resolved) -> Options:
     # Sorted, since a search has other orders than a sweep.
     found = {f"{VALUES}{name}": value for name, value in sorted(job.values.items())}
     found |= {f"{VARIABLES}{name}": value for name, value in sorted(job.env.items())}
+    found |= {f"{LEVERS}{name}": value for name, value in sorted(flat(job.levers))}
     found |= {CONNECTIONS: runtime.max_connections, MULTICAST: runtime.multicast or None}
     return {name: value for name, value in found.items() if value is not None}
 
@@ -40,7 +42,7 @@ def script_of(config: Resolved) -> str:
 
 
 def _brief(name: str) -> str:
-    for prefix in (VALUES, VARIABLES, "runtime."):
+    for prefix in (VALUES, VARIABLES, LEVERS, "runtime."):
         name = name.removeprefix(prefix)
     return name
 

@@ -9,7 +9,9 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-from overlap_sweep.errors import PointFailed, UserError
+from overlap_sweep import levers
+from overlap_sweep.errors import PointFailed, Refused, UserError
+from overlap_sweep.levers import status
 from overlap_sweep.recorder import recording
 from overlap_sweep.report.numbers import some_of
 from overlap_sweep.results.run_directory import LOG_FILE
@@ -43,13 +45,17 @@ _UNREACHED = (
 def run(point: Resolved, directory: Path, here: Here) -> dict[str, object]:
     """Returns the measured fields of the point's Result, or raises PointFailed. No process of the command is left."""
     asked = {name: getattr(point.job, name) for name in ("skip_steps", "steps", "profile_steps", "optimizer_steps")}
-    wanted = recording.Wanted(directory=str(directory.resolve()), **asked)
+    chosen = levers.chosen(point.job.levers)
+    wanted = recording.Wanted(
+        directory=str(directory.resolve()), levers=chosen, levers_override=point.job.levers_override, **asked
+    )
     command.link_handed(point, directory)
     folder = command.working_folder(point, directory)
     before = _snapshots(folder, directory)
     with RunningOnNodes(commands_of(point, directory, here, wanted), here) as running:
         watched = Watched(point, directory, running.log_starts, _left(before))
         watched.until_measured(running, here.limit_s)
+        watched.check_levers()
     warnings = [
         *_written(before, _snapshots(folder, directory)),
         *(
@@ -150,6 +156,8 @@ class Watched:
             probe = self._directory / ".asked"
             probe.touch()
             probe.unlink()
+        if reason := status.skipped(self._directory):
+            raise Refused(reason)
         if not self.output and (reason := recording.reason_not_to_record(self._directory)):
             raise PointFailed(f"nothing is recorded: {reason}", final=True)
         if len(list(self._directory.glob(recording.recording_file("*")))) > len(self.recordings):
@@ -204,6 +212,13 @@ class Watched:
         limit = "runtime.timeout_factor (similar points took less)" if by_others else "runtime.timeout_s"
         first = "" if self._is_reached or self.output else f"{_UNREACHED}, or "
         return f"not measured within {limit_s:g} s: {have}; {first}raise {limit}, or lower job.steps"
+
+    def check_levers(self) -> None:
+        """Raises PointFailed if not all ranks have applied the levers that they apply themselves."""
+        known, chosen = levers.levers(), levers.chosen(self._job.levers)
+        asked = [name for name in chosen if known[name].is_in_process]
+        if lacking := status.lacking(self._directory, asked, self._job.ranks):
+            raise PointFailed(lacking, final=True)
 
     def _check_enough(self) -> None:
         """Raises PointFailed if a command that ended well has recorded or printed too little."""

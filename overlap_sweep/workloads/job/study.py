@@ -61,7 +61,7 @@ class JobStudy(Study[JobCase, JobRow]):
     points_table, compared, answers = TABLE, COMPARED, ANSWERS
     bar_columns = ("time us", "exposed", "speedup", "rate")
     most_diagnosed = 6
-    matched = ("job.ranks", "job.values", "job.env", CONNECTIONS, MULTICAST)
+    matched = ("job.ranks", "job.values", "job.env", "job.levers", CONNECTIONS, MULTICAST)
     # How many steps are looked at, how they are marked, and what happens after them.
     changes_nothing = ("job.skip_steps", "job.steps", "job.profile_steps", "job.attach", "job.finish")
 

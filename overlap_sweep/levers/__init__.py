@@ -1,0 +1,148 @@
+"""What can be changed in a training without changing its script: the entries of levers.yaml and of other packages.
+
+A lever is one entry. It says what it is, which values are worth trying, which causes of exposed communication it can
+mend, whether results stay equal, in which way it is applied, and the line to write into one's own script.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from overlap_sweep.errors import UserError
+
+GROUP = "overlap_sweep.levers"
+"""Entry point group for levers of other packages: each a function that returns the path of a YAML file of entries."""
+
+Value = str | int | float | bool
+Results = Literal["exact", "rounding", "trains differently"]
+Way = Literal["environment", "constructor", "call", "argument"]
+Kind = Literal["integer", "number", "boolean", "text"]
+
+_KINDS: dict[Kind, tuple[type, ...]] = {
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "text": (str, int, float, bool),
+}
+
+
+class Constructor(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """An argument of classes or functions that a script calls by its own hand."""
+
+    of: list[str]
+    """`module:Class` or `module:function`, where it is defined."""
+    argument: str
+    make: str = ""
+    """`module:function` that is given the lever's value and the call's arguments by name, and returns the argument's
+    value, or raises NotApplicable; without it the value is that of the lever."""
+
+
+class Lever(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """An entry of levers.yaml, whose head explains the fields."""
+
+    what: str
+    values: list[Value]
+    kind: Kind
+    choices: list[Value] = []
+    default: Value | None = None
+    results: Results
+    causes: list[str] = []
+    of: list[str] = []
+    gpu: bool = False
+    environment: str = ""
+    constructor: Constructor | None = None
+    overrides: bool = False
+    call: str = ""
+    argument: str = ""
+    program: str = ""
+    write: str
+    effect: str = ""
+    note: str = ""
+
+    @property
+    def way(self) -> Way:
+        if self.environment:
+            return "environment"
+        if self.constructor:
+            return "constructor"
+        return "call" if self.call else "argument"
+
+    @property
+    def is_in_process(self) -> bool:
+        """Returns whether it is applied in the processes of the training, which say whether it could be."""
+        return self.way in ("constructor", "call")
+
+    def written(self, value: Value) -> str:
+        """Returns the lines for the user's script or launch command."""
+        return self.write.replace("{value}", str(value))
+
+
+@cache
+def levers() -> dict[str, Lever]:
+    """Returns all levers by name, such as `ddp.bucket_cap_mb`. UserError for another package's file that is wrong."""
+    found = _read(Path(__file__).with_name("levers.yaml"))
+    for entry in entry_points(group=GROUP):
+        try:
+            path = Path(entry.load()())
+            found |= {name: one for name, one in _read(path).items() if name not in found}
+        except Exception as error:
+            # Importing another package's code can raise anything.
+            reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+            raise UserError(
+                f"The levers of {entry.value} cannot be read ({reason}); fix or uninstall that package."
+            ) from error
+    return found
+
+
+def _read(path: Path) -> dict[str, Lever]:
+    return msgspec.yaml.decode(path.read_bytes(), type=dict[str, Lever])
+
+
+def flat(given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yields the names and values of `job.levers`, without those that are null."""
+    for family, own in given.items():
+        if isinstance(own, Mapping):
+            yield from ((f"{family}.{name}", value) for name, value in own.items() if value is not None)
+        elif own is not None:
+            yield family, own
+
+
+def chosen(given: Mapping[str, Any]) -> dict[str, Value]:
+    """Returns the values of the levers of `job.levers`. UserError for a name or value that does not exist."""
+    known = levers()
+    found: dict[str, Value] = {}
+    for name, value in flat(given):
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            hint = f"Did you mean {near[0]}?" if near else "`analyze.py levers` lists them."
+            raise UserError(f"job.levers.{name} is not known. {hint}")
+        if reason := _wrong(known[name], value):
+            raise UserError(f"job.levers.{name}={value} {reason}.")
+        found[name] = value
+    return found
+
+
+def _wrong(lever: Lever, value: Any) -> str:
+    """Returns why a lever does not take a value; empty if it does."""
+    if lever.choices:
+        return "" if value in lever.choices else f"is not one of {', '.join(map(str, lever.choices))}"
+    is_kind = isinstance(value, _KINDS[lever.kind]) and (
+        lever.kind in ("boolean", "text") or not isinstance(value, bool)
+    )
+    return "" if is_kind else f"is not a {lever.kind}, such as {lever.values[0]}"
+
+
+def environment(values: Mapping[str, Value]) -> dict[str, str]:
+    """Returns the variables that levers set for the command."""
+    return {
+        levers()[name].environment: str(int(value) if isinstance(value, bool) else value)
+        for name, value in values.items()
+        if levers()[name].environment
+    }

@@ -1,0 +1,223 @@
+"""Applies levers in a process of the user's training, and says of each whether it could be applied.
+
+Constructors and functions are wrapped when the module that defines them has been imported, before the script can take
+them from it. Calls are made at the end of the first step, when the model is there. What cannot be applied is left as
+the script has it, with the reason.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import inspect
+import json
+import os
+import platform
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any, TypeVar
+
+from overlap_sweep.errors import first_line
+from overlap_sweep.levers import Constructor, Lever, Value, levers
+from overlap_sweep.levers.status import APPLIED, SKIPPED, LeverStatus, add_status
+
+T = TypeVar("T")
+Function = Callable[..., Any]
+
+
+class NotApplicable(Exception):
+    """Why a lever cannot be applied to this training."""
+
+
+class Training:
+    """The training of this process, for the calls of levers."""
+
+    def __init__(self) -> None:
+        self.after_each_step: list[Callable[[], None]] = []
+        """Called at the end of each further step."""
+
+    @staticmethod
+    def live(kind: type[T]) -> list[T]:
+        """Returns all objects of a type, the oldest first."""
+        # Not isinstance, which asks objects that stand for others for their class.
+        return [one for one in gc.get_objects() if issubclass(type(one), kind)]
+
+
+class Levers:
+    """The levers of this process."""
+
+    def __init__(self, values: Mapping[str, Value], directory: str, *, override: bool) -> None:
+        """`override`: change arguments that the script gives itself, too."""
+        self._values = {name: value for name, value in values.items() if levers()[name].is_in_process}
+        self._directory, self._override = directory, override
+        self._said: set[tuple[str, str]] = set()
+        self._has_begun = False
+        self.training = Training()
+
+    def install(self) -> None:
+        """Has constructors wrapped as soon as their modules are imported."""
+        by_module: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+        for name in self._values:
+            if made := levers()[name].constructor:
+                for target in made.of:
+                    module, _, attribute = target.partition(":")
+                    by_module[module][attribute].append(name)
+        for module, targets in by_module.items():
+            patch = functools.partial(self._patch, targets=targets)
+            if module in sys.modules:
+                patch(sys.modules[module])
+            else:
+                sys.meta_path.insert(0, _AfterImport(module, patch))
+
+    def _patch(self, module: ModuleType, targets: Mapping[str, list[str]]) -> None:
+        for attribute, names in targets.items():
+            target = getattr(module, attribute, None)
+            if target is None:
+                for name in names:
+                    self._say(name, SKIPPED, f"{module.__name__} has no {attribute}")
+            elif inspect.isclass(target):
+                setattr(target, "__init__", self._wrapped(target.__init__, attribute, names))  # noqa: B010, of mypy
+            else:
+                setattr(module, attribute, self._wrapped(target, attribute, names))
+
+    def _wrapped(self, function: Function, called: str, names: Sequence[str]) -> Function:
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            try:
+                given = signature.bind(*args, **kwargs)
+            except TypeError:
+                # The script's own mistake.
+                return function(*args, **kwargs)
+            changed = self._changed(signature, given, called, names)
+            if not changed:
+                return function(*args, **kwargs)
+            given.arguments |= dict(changed.values())
+            try:
+                made = function(*given.args, **given.kwargs)
+            except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
+                for name in changed:
+                    self._say(name, SKIPPED, f"{called} does not take it here ({first_line(error)})")
+                return function(*args, **kwargs)
+            for name in changed:
+                self._say(name, APPLIED)
+            return made
+
+        return wrapped
+
+    def _changed(
+        self, signature: inspect.Signature, given: inspect.BoundArguments, called: str, names: Sequence[str]
+    ) -> dict[str, tuple[str, Any]]:
+        """Returns the arguments to change and their values, by lever; says why others are left."""
+        changed: dict[str, tuple[str, Any]] = {}
+        for name in names:
+            lever = levers()[name]
+            assert lever.constructor
+            argument = lever.constructor.argument
+            if argument not in signature.parameters:
+                self._say(name, SKIPPED, f"{called} has no argument {argument} in this version")
+                continue
+            try:
+                value = self._value_of(lever.constructor, self._values[name], given.arguments)
+            except NotApplicable as error:
+                self._say(name, SKIPPED, str(error))
+                continue
+            default = signature.parameters[argument].default
+            own = given.arguments.get(argument, default)
+            if own is not default and own != default and own != value and not (self._override or lever.overrides):
+                self._say(
+                    name,
+                    SKIPPED,
+                    f"the script gives {called} {argument}={own}; add job.levers_override=true to replace it",
+                )
+                continue
+            changed[name] = argument, value
+        return changed
+
+    @staticmethod
+    def _value_of(made: Constructor, value: Value, arguments: Mapping[str, Any]) -> Any:
+        return _function(made.make)(value, arguments) if made.make else value
+
+    def at_end_of_step(self) -> None:
+        """Calls what levers call on the training at the end of its first step, and then at that of each."""
+        if not self._has_begun:
+            self._has_begun = True
+            self._at_first_step()
+        for call in self.training.after_each_step:
+            call()
+
+    def _at_first_step(self) -> None:
+        for name, value in self._values.items():
+            if call := levers()[name].call:
+                try:
+                    _function(call)(value, self.training)
+                except NotApplicable as error:
+                    self._say(name, SKIPPED, str(error))
+                else:
+                    self._say(name, APPLIED)
+
+    def say_unmet(self) -> None:
+        """Says of levers that nothing in this training has called for that they were not applied."""
+        said = {name for name, _ in self._said}
+        for name in self._values:
+            if name not in said:
+                self._say(name, SKIPPED, f"this training has made no {_made_by(levers()[name])}")
+
+    def _say(self, name: str, status: str, reason: str = "") -> None:
+        if (name, status) not in self._said:
+            self._said.add((name, status))
+            process = f"{platform.node()} {os.getpid()}"
+            add_status(self._directory, LeverStatus(name, self._values[name], status, reason, process))
+
+
+def _function(name: str) -> Function:
+    module, _, function = name.partition(":")
+    found: Function = getattr(import_module(module), function)
+    return found
+
+
+def _made_by(lever: Lever) -> str:
+    assert lever.constructor
+    return " or ".join(one.partition(":")[2] for one in lever.constructor.of)
+
+
+class _AfterImport:
+    """Finds one module as Python does, and calls a function with it once it is imported."""
+
+    def __init__(self, module: str, call: Callable[[ModuleType], None]) -> None:
+        self._module, self._call = module, call
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name != self._module:
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is None or spec.loader is None:
+            return None
+        execute = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            self._call(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def install(environment: Mapping[str, str] = os.environ) -> Levers | None:
+    """Installs the levers that this process's environment asks for, once; None if there are none."""
+    return _installed(environment.get("OVERLAP_SWEEP_RECORD", ""))
+
+
+@functools.cache
+def _installed(wanted: str) -> Levers | None:
+    asked = json.loads(wanted) if wanted else {}
+    if not asked.get("levers"):
+        return None
+    found = Levers(asked["levers"], asked["directory"], override=asked.get("levers_override", False))
+    found.install()
+    return found
