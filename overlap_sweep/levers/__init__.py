@@ -16,6 +16,7 @@ from typing import Any, Literal
 import msgspec
 
 from overlap_sweep.errors import UserError
+from overlap_sweep.levers import programs
 
 GROUP = "overlap_sweep.levers"
 """Entry point group for levers of other packages: each a function that returns the path of a YAML file of entries."""
@@ -62,9 +63,19 @@ class Lever(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     call: str = ""
     argument: str = ""
     program: str = ""
-    write: str
+    requires: list[str] = []
+    write: str = ""
     effect: str = ""
     note: str = ""
+
+    def __post_init__(self) -> None:
+        ways = [way for way in (self.environment, self.constructor, self.call, self.argument) if way]
+        if len(ways) != 1:
+            raise ValueError("a lever has one of environment, constructor, call and argument")
+        if self.argument and self.program not in programs.PROGRAMS:
+            raise ValueError(f"program is none of {', '.join(programs.PROGRAMS)}")
+        if not self.argument and not self.write:
+            raise ValueError("write is missing")
 
     @property
     def way(self) -> Way:
@@ -81,6 +92,8 @@ class Lever(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     def written(self, value: Value) -> str:
         """Returns the lines for the user's script or launch command."""
+        if not self.write:
+            return programs.written(self, value)
         return self.write.replace("{value}", str(value))
 
 

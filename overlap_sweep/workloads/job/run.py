@@ -50,6 +50,7 @@ def run(point: Resolved, directory: Path, here: Here) -> dict[str, object]:
         directory=str(directory.resolve()), levers=chosen, levers_override=point.job.levers_override, **asked
     )
     command.link_handed(point, directory)
+    command.write_files(point, directory)
     folder = command.working_folder(point, directory)
     before = _snapshots(folder, directory)
     with RunningOnNodes(commands_of(point, directory, here, wanted), here) as running:
