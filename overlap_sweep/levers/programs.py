@@ -9,10 +9,13 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
+
+from overlap_sweep.program import ATTACH
 
 if TYPE_CHECKING:
     from overlap_sweep.levers import Lever, Value
@@ -22,7 +25,10 @@ OVERLAP_OPTION = "--tp-comm-overlap"
 
 _OPTION = re.compile(r"--?[A-Za-z]")
 _NOTHING = re.compile("(?!)")
-_LAUNCH = re.compile(r"accelerate\.commands\.launch|(.*/)?accelerate-launch")
+_SCRIPTS = (".py", ".sh")
+_ACCELERATE = "accelerate.commands.launch"
+_LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", _ACCELERATE, ATTACH)
+"""Modules that run a script."""
 _CONFIG_OPTION = "--config-file"
 _JSON_OPTIONS = ("--deepspeed-config", "--deepspeed-config-file", "--ds-config", "--deepspeed")
 
@@ -58,7 +64,7 @@ PROGRAMS = {
     "accelerate": Program("accelerate", "accelerate launch"),
     "deepspeed": Program("DeepSpeed's configuration", "a file in JSON after --deepspeed_config or --deepspeed"),
     "transformers": Program(
-        "the parser of Hugging Face's TrainingArguments",
+        "Hugging Face's TrainingArguments",
         "a script with HfArgumentParser or TrlParser, or trl",
         script=re.compile(r"(.*/)?trl|trl\.\S+"),
         source=re.compile(r"\b(HfArgumentParser|TrlParser)\b"),
@@ -72,8 +78,6 @@ class Command:
     """A command line."""
 
     words: Sequence[str]
-    script: str
-    """Its word that is a script or module; empty if none is."""
     texts: Mapping[str, str] = field(default_factory=dict)
     """Texts of the files of `files_of` that can be read, by name."""
 
@@ -123,10 +127,17 @@ def written(lever: Lever, value: Value) -> str:
     return " ".join(made.words) or f"no {lever.argument}"
 
 
-def files_of(words: Sequence[str], script: str) -> list[str]:
+def script_of(words: Sequence[str]) -> str:
+    """Returns the first word of a command that looks like a script or follows `-m`; empty if none does."""
+    modules = (after for word, after in pairwise(words) if word in ("-m", "--module"))
+    names = {module for module in modules if not module.startswith("-")} - {*_LAUNCHERS}
+    return next((word for word in words if word in names or word.endswith(_SCRIPTS)), "")
+
+
+def files_of(words: Sequence[str]) -> list[str]:
     """Returns the files whose texts say which programs a command starts, and which options they have."""
-    config = _settings(_launch_words(words, script)).get(_CONFIG_OPTION, "")
-    return [name for name in (script, config, json_file(words)) if name]
+    config = _settings(_launch_words(words)).get(_CONFIG_OPTION, "")
+    return [name for name in (script_of(words), config, json_file(words)) if name]
 
 
 def json_file(words: Sequence[str]) -> str:
@@ -141,7 +152,7 @@ def is_recognised(name: str, command: Command) -> bool:
         return _launch(command.words) > 0
     if name == "deepspeed":
         return _json(command) is not None
-    program, script = PROGRAMS[name], command.script or command.words[0]
+    program, script = PROGRAMS[name], script_of(command.words) or command.words[0]
     text = command.texts.get(script)
     if program.script.fullmatch(script):
         return text is None or bool(program.source.search(text))
@@ -173,7 +184,7 @@ def refusal(changes: Mapping[str, Change], command: Command, *, override: bool) 
     return ""
 
 
-def changed(words: Sequence[str], script: str, changes: Iterable[Change], json_name: str = "") -> list[str]:
+def changed(words: Sequence[str], changes: Iterable[Change], json_name: str = "") -> list[str]:
     """Returns the words with all changes. `json_name`: path of DeepSpeed's changed file; empty: the command's own."""
     found = list(words)
     for one in changes:
@@ -184,11 +195,11 @@ def changed(words: Sequence[str], script: str, changes: Iterable[Change], json_n
                 for word in found
             ]
         elif one.program == "accelerate":
-            start, own_words = _launch(found), _launch_words(found, script)
+            start, own_words = _launch(found), _launch_words(found)
             kept = _without(own_words, one.replaced)
             found = [*found[:start], *one.words, *kept, *found[start + len(own_words) :]]
         else:
-            start = _start(found, script)
+            start = _start(found)
             found = [*found[:start], *_without(found[start:], one.replaced), *one.words]
     return found
 
@@ -205,24 +216,25 @@ def changed_json(text: str, changes: Iterable[Change]) -> str:
     return json.dumps(found, indent=2) + "\n"
 
 
-def _start(words: Sequence[str], script: str) -> int:
+def _start(words: Sequence[str]) -> int:
     """Returns where the script's own words begin."""
+    script = script_of(words)
     return words.index(script) + 1 if script else 1
 
 
 def _launch(words: Sequence[str]) -> int:
     """Returns where the options of `accelerate launch` begin; 0 if it is not in the command."""
     for i, word in enumerate(words):
-        if _LAUNCH.fullmatch(word):
+        if word == _ACCELERATE or PurePath(word).name == "accelerate-launch":
             return i + 1
         if PurePath(word).name == "accelerate" and [*words[i + 1 : i + 2]] == ["launch"]:
             return i + 2
     return 0
 
 
-def _launch_words(words: Sequence[str], script: str) -> Sequence[str]:
+def _launch_words(words: Sequence[str]) -> Sequence[str]:
     """Returns the options of `accelerate launch`, which stand before the script."""
-    start = _launch(words)
+    start, script = _launch(words), script_of(words)
     own = words[start:] if start else []
     return own[: own.index(script)] if script in own else own
 
@@ -232,8 +244,8 @@ def _given(program: str, command: Command) -> dict[str, str]:
     if program == "deepspeed":
         return {_plain(path): text for path, text in _flat(_json(command) or {})}
     if program != "accelerate":
-        return _settings(command.words[_start(command.words, command.script) :])
-    own = _settings(_launch_words(command.words, command.script))
+        return _settings(command.words[_start(command.words) :])
+    own = _settings(_launch_words(command.words))
     try:
         config = yaml.safe_load(command.texts.get(own.get(_CONFIG_OPTION, ""), "")) or {}
     except yaml.YAMLError:

@@ -3,11 +3,14 @@
 import json
 import shlex
 from collections.abc import Mapping
-from itertools import pairwise
 
 import pytest
 
-from overlap_sweep.levers import Value, levers, programs
+from overlap_sweep.diagnosis.causes import CAUSES
+from overlap_sweep.diagnosis.facts import LIBRARIES
+from overlap_sweep.effects.settings import known
+from overlap_sweep.errors import UserError
+from overlap_sweep.levers import Value, chosen, levers, programs
 from overlap_sweep.levers.programs import Command
 
 MEGATRON = "torchrun --nproc-per-node 2 pretrain_gpt.py --bf16 --use-distributed-optimizer"
@@ -24,9 +27,7 @@ TEXTS = {
 
 
 def command(line: str, texts: Mapping[str, str] = TEXTS) -> Command:
-    words = shlex.split(line)
-    modules = [after for word, after in pairwise(words) if word == "-m"]
-    return Command(words, next((one for one in words if one in modules or one.endswith((".py", ".sh"))), ""), texts)
+    return Command(shlex.split(line), texts)
 
 
 def changes(**values: Value) -> dict[str, programs.Change]:
@@ -37,7 +38,7 @@ def changes(**values: Value) -> dict[str, programs.Change]:
 
 def changed(line: str, **values: Value) -> str:
     given = command(line)
-    return shlex.join(programs.changed(given.words, given.script, changes(**values).values()))
+    return shlex.join(programs.changed(given.words, changes(**values).values()))
 
 
 def refusal(line: str, *, override: bool = False, texts: Mapping[str, str] = TEXTS, **values: Value) -> str:
@@ -123,10 +124,10 @@ def test_options_are_given_as_their_program_takes_them(line: str, values: dict[s
 def test_deepspeed_is_given_a_changed_file() -> None:
     made = changes(deepspeed__reduce_bucket_size=1000, deepspeed__communication_data_type="bf16")
     given = command(DEEPSPEED)
-    words = programs.changed(given.words, given.script, made.values(), "/run/deepspeed.json")
+    words = programs.changed(given.words, made.values(), "/run/deepspeed.json")
     assert words == [*shlex.split(DEEPSPEED)[:-1], "/run/deepspeed.json"]
     joined = command("torchrun x_ds.json train.py --deepspeed=ds.json")
-    assert programs.changed(joined.words, joined.script, made.values(), "/a")[1:] == [
+    assert programs.changed(joined.words, made.values(), "/a")[1:] == [
         *("x_ds.json", "train.py", "--deepspeed=/a"),
     ]
     zero = {"stage": 2, "reduce_bucket_size": 1000, "overlap_comm": True}
@@ -200,7 +201,7 @@ def test_accelerates_configuration_counts_as_its_options() -> None:
     said = refusal(line, texts=texts, accelerate__fsdp_backward_prefetch="BACKWARD_POST")
     assert "the command gives --fsdp_backward_prefetch itself (BACKWARD_PRE)" in said
     assert "needs --use_fsdp" in refusal(line, texts={"my.yaml": ": {"}, accelerate__fsdp_forward_prefetch=True)
-    assert programs.files_of(shlex.split(line), "train.py") == ["train.py", "my.yaml"]
+    assert programs.files_of(shlex.split(line)) == ["train.py", "my.yaml"]
 
 
 def test_what_to_write_is_the_option_itself() -> None:
@@ -220,3 +221,31 @@ def test_the_trainers_parser_takes_all_of_its_levers() -> None:
         for value in lever.values:
             parsed = parser.parse_args([*programs.change(lever, value).words])
             assert getattr(parsed, lever.argument.removeprefix("--")) == value, name
+
+
+OPTIONS = {name: one for name, one in levers().items() if one.way == "argument"}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_entries_say_what_there_is(name: str) -> None:
+    one = OPTIONS[name]
+    family, _, option = name.partition(".")
+    assert family == one.program
+    assert {*one.causes} <= CAUSES.keys() - {"none"}
+    assert {*one.of} <= LIBRARIES.keys()
+    assert one.effect in ("", "none") or known(one.effect)
+    # A first value that is the default would try nothing.
+    assert one.values[0] != one.default
+    for value in (*one.values, *one.choices, *([] if one.default is None else [one.default])):
+        assert chosen({family: {option: value}}) == {name: value}
+
+
+def test_values_of_programs_are_checked() -> None:
+    for given, said in {
+        ("megatron", "ddp_bucket_size", "big"): "job.levers.megatron.ddp_bucket_size=big is not a integer",
+        ("torchtitan", "fsdp_reshard_after_forward", "sometimes"): "is not one of default, always, never",
+        ("transformers", "ddp_bucket_cap", 1): "Did you mean transformers.ddp_bucket_cap_mb?",
+    }.items():
+        with pytest.raises(UserError) as raised:
+            chosen({given[0]: {given[1]: given[2]}})
+        assert said in str(raised.value)

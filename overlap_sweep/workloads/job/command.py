@@ -9,7 +9,6 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
-from itertools import pairwise
 from pathlib import Path, PurePath
 
 from overlap_sweep import levers
@@ -18,7 +17,7 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.levers import programs
 from overlap_sweep.overlap import overlap_cfg
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
-from overlap_sweep.recorder.recording import ATTACH, RECORD_VARIABLE
+from overlap_sweep.recorder.recording import RECORD_VARIABLE
 from overlap_sweep.results.identity import NO_MULTICAST
 from overlap_sweep.results.measured import Scalar
 from overlap_sweep.results.run_directory import settings_file
@@ -37,9 +36,6 @@ _JSON = "deepspeed.json"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _MOST_WORK = 1e18
-_SCRIPTS = (".py", ".sh")
-_LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", ATTACH)
-"""Modules that run a script."""
 _WHOLE_BYTES = 2**26
 """Largest file whose content makes a point another one; of a larger one it is size and time of change."""
 
@@ -108,7 +104,7 @@ def refusal(point: Resolved) -> str | None:
 def arguments(point: Config, directory: Path, place: Place = ALONE) -> list[str]:
     """Returns the words of the command, filled in, with the options of levers. UserError if it cannot be understood."""
     words, copy = _own_words(point, directory, place), str(handed(directory) / _JSON)
-    return programs.changed(words, script(words), _changes(point, directory).values(), copy)
+    return programs.changed(words, _changes(point, directory).values(), copy)
 
 
 def _own_words(point: Config, directory: Path, place: Place = ALONE) -> list[str]:
@@ -130,7 +126,7 @@ def _changes(point: Config, directory: Path | None) -> dict[str, programs.Change
 
 def _programs_files(point: Config, words: Sequence[str]) -> dict[str, Path]:
     """Returns the files that say which programs the command starts, and with which options, by name."""
-    found = {name: _existing(point, name) for name in programs.files_of(words, script(words))}
+    found = {name: _existing(point, name) for name in programs.files_of(words)}
     return {name: path for name, path in found.items() if path}
 
 
@@ -138,7 +134,7 @@ def _levers_refusal(point: Resolved) -> str:
     words, changes = _own_words(point, Path("run")), _changes(point, None)
     files = _programs_files(point, words) if changes else {}
     texts = {name: path.read_text(errors="replace") for name, path in files.items()}
-    return programs.refusal(changes, programs.Command(words, script(words), texts), override=point.job.levers_override)
+    return programs.refusal(changes, programs.Command(words, texts), override=point.job.levers_override)
 
 
 def write_files(point: Resolved, directory: Path) -> None:
@@ -308,7 +304,9 @@ def _existing(point: Config, name: str) -> Path | None:
 def _files(point: Config) -> dict[str, str]:
     """Returns a digest of the script, and of each file that a value names: a point is another one when they change."""
     values = (value for value in point.job.values.values() if isinstance(value, str))
-    paths = {name: _existing(point, name) for name in (script(arguments(point, Path("run"))), *values) if name}
+    paths = {
+        name: _existing(point, name) for name in (programs.script_of(arguments(point, Path("run"))), *values) if name
+    }
     return {name: _digest(path, path.stat().st_size, path.stat().st_mtime_ns) for name, path in paths.items() if path}
 
 
@@ -340,14 +338,7 @@ def script_name(config: Config) -> str:
     except UserError:
         # `complete` says so.
         words = str(job.command).split()
-    return PurePath(script(words) or words[0]).name if words else "job"
-
-
-def script(words: Sequence[str]) -> str:
-    """Returns the first word of a command that looks like a script or follows `-m`; empty if none does."""
-    modules = (after for word, after in pairwise(words) if word in ("-m", "--module"))
-    names = {module for module in modules if not module.startswith("-")} - {*_LAUNCHERS}
-    return next((word for word in words if word in names or word.endswith(_SCRIPTS)), "")
+    return PurePath(programs.script_of(words) or words[0]).name if words else "job"
 
 
 def same_point(point: Resolved) -> str:
@@ -377,7 +368,7 @@ def command_line(point: Resolved) -> str:
     variables |= _variables(job, texts)
     assigned = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
     words, changes = split(job.command, texts, "job.command"), _changes(point, None)
-    return " ".join([*first, *assigned, shlex.join(programs.changed(words, script(words), changes.values()))])
+    return " ".join([*first, *assigned, shlex.join(programs.changed(words, changes.values()))])
 
 
 def _by_hand(point: Resolved) -> dict[str, Filling]:

@@ -40,7 +40,7 @@ def test_a_point_with_an_option_is_another_one() -> None:
 def test_what_cannot_be_applied_is_refused(folder: Path) -> None:
     said = refusal("job.command=python t.py", "+job.levers.transformers.optim=adamw_torch")
     assert said is not None
-    assert said.startswith("job.levers.transformers.optim=adamw_torch cannot be applied: the parser of Hugging Face's")
+    assert said.startswith("job.levers.transformers.optim=adamw_torch cannot be applied: Hugging Face's")
     (folder / "t.py").write_text("from transformers import HfArgumentParser")
     assert refusal("job.command=python t.py", "+job.levers.transformers.optim=adamw_torch") is None
     own = ("job.command=python t.py --optim sgd", "+job.levers.transformers.optim=adamw_torch")
