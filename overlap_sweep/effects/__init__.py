@@ -14,6 +14,7 @@ ASPECTS = {
     "overtaking": "whether kernels start before communication that was launched before them on another stream",
     "gemms": "matrix multiplications",
     "computation": "other kernels, or on a CPU operators",
+    "grid": "thread blocks of kernels that compute, where their number is the same",
     "copies": "copies and sets within a rank",
 }
 """Aspects of a step that are compared, in the order in which differences are listed."""

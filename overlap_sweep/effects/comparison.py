@@ -1,5 +1,6 @@
 """Compares two recordings: whether anything changed in what ran, what, and which settings were in force."""
 
+import re
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -8,6 +9,9 @@ from overlap_sweep.effects import Difference
 from overlap_sweep.effects.differences import differences, paired
 from overlap_sweep.effects.fingerprint import Fingerprint
 from overlap_sweep.effects.settings import Setting, verdicts
+
+_OF_NO_SIZE = re.compile("userbuffers|Memcpy|barrier")
+"""Kernels of which no trace has the size of what they move."""
 
 NOTHING = "nothing changed: the setting was not in force, or changes nothing here"
 
@@ -66,7 +70,8 @@ def _notes(before: Sequence[Fingerprint], after: Sequence[Fingerprint]) -> list[
         notes.append(
             "The traces have no launches of their own for collectives, as in CUDA graphs: their order is unknown."
         )
-    if moved and all(one.bytes is None for one in moved):
+    sized = [one for one in moved if one.position is not None and not _OF_NO_SIZE.search(one.kernel)]
+    if sized and all(one.bytes is None for one in sized):
         notes.append("The traces have no sizes of collectives; record with record_shapes=True.")
     if not any(one.on_device for pair in pairs for one in pair):
         notes.append("No GPU: kernels' grids, streams and queues cannot be seen.")

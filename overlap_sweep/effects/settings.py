@@ -33,6 +33,7 @@ class Known(msgspec.Struct, forbid_unknown_fields=True):
     at_least: Literal["blocks", "threads", ""] = ""
     kernels: dict[str, str] = {}
     runs: str = ""
+    fallback: str = ""
     queues: int | None = None
     gpu: bool = False
     unseen: str = ""
@@ -118,12 +119,13 @@ def _decided(entry: Known, value: str, after: Sequence[Fingerprint]) -> Iterator
         elif any(map(_ALGORITHM.search, kernels)):
             yield "fell back", f"{kernels[0]} ran instead"
     if entry.runs and is_on:
-        names = [name for name in _names(after) if re.search(entry.runs, name)]
-        yield (
-            ("in force", f"{brief_kernel(names[0])} ran")
-            if names
-            else ("not in force", f"nothing like {entry.runs} ran")
-        )
+        names = _names(after)
+        if own := [one for one in names if re.search(entry.runs, one)]:
+            yield "in force", f"{brief_kernel(own[0])} ran"
+        elif instead := [one for one in names if entry.fallback and re.search(entry.fallback, one)]:
+            yield "fell back", f"{instead[0]} ran instead"
+        else:
+            yield "not in force", f"nothing like {entry.runs} ran"
     if entry.queues is not None and (seen := queues(after)):
         one_queue = seen == "one hardware queue"
         if value == str(entry.queues):
