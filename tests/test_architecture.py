@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "report": BELOW_RESULTS | {"results"},
     "study": BELOW_RESULTS | {"results", "report", "effects"},
     "store": BELOW_RESULTS | {"results"},
-    "workloads": BELOW_RESULTS | {"results", "measure", "backends", "report", "study", "recorder"},
+    "workloads": BELOW_RESULTS | {"results", "measure", "backends", "report", "study", "effects", "recorder"},
     "runtime": BELOW_RESULTS | {"results", "measure", "backends", "report", "workloads", "store"},
     "search": BELOW_RESULTS | {"results", "measure", "backends", "report", "workloads", "runtime"},
     "compare": BELOW_RESULTS | {"results", "report", "workloads", "store"},

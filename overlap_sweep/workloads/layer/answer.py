@@ -1,20 +1,28 @@
 """Whole layers: the variants of each compared round by round, and the fastest one."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-from overlap_sweep.overlap.overlap_cfg import FLOOR, NONE, named, spoken, without_folders
+from overlap_sweep.overlap.overlap_cfg import FLOOR, NONE, USERBUFFER_BACKENDS, named, spoken, without_folders
 from overlap_sweep.overlap.space import MOE_KIND
+from overlap_sweep.report.causes import Side
 from overlap_sweep.results.estimate import EXACTLY_ONE, Estimate, estimate, hidden_fraction
 from overlap_sweep.results.gain import Gain, gain_over
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.records import LayerTrial
 from overlap_sweep.results.verdict import TYPICAL_SCATTER_OF_LAYERS, Scatter, steadied
+from overlap_sweep.study import effects
 from overlap_sweep.workloads.layer.config import KnobsConfig, Moe, Resolved
-from overlap_sweep.workloads.layer.moe import max_connections
+from overlap_sweep.workloads.layer.moe import VARIANTS, max_connections
 from overlap_sweep.workloads.layer.result import LayerTimes, VariantTimes
+
+if TYPE_CHECKING:
+    from overlap_sweep.effects.comparison import Effect
 
 
 @dataclass(frozen=True)
@@ -33,6 +41,8 @@ class VariantRow:
     """Median whole time of `none`; NaN if it was not measured."""
     floor_us: float
     """Median whole time of the floor; NaN if it was not measured."""
+    effect: Effect | None = None
+    """Its differences from the reference in what ran; None without traces of both."""
 
     @property
     def launch_bound(self) -> bool:
@@ -108,7 +118,9 @@ class LayerAnalysis:
     def cautions(self) -> list[str]:
         """Returns the caveats of the ratios."""
         bound = ", ".join(row.label for row in self.rows if row.launch_bound)
+        winner, found = self.winner, [row.effect for row in self.rows]
         return [
+            *effects.cautions(winner.label if winner else "", winner.effect if winner else None, found),
             *(
                 [f"Launch-bound variants are not compared, their times say nothing about the device: {bound}."]
                 if bound
@@ -186,6 +198,29 @@ def analyse_layer(point: Point) -> LayerAnalysis:
         for (name, variant), gain in zip(variants.items(), compared, strict=True)
     ]
     return LayerAnalysis(point, rows)
+
+
+def with_effects(layers: Sequence[LayerAnalysis]) -> list[LayerAnalysis]:
+    """Returns the layers with the effects of the variants that have traces, where the reference has some, too."""
+
+    def compared(layer: LayerAnalysis, row: VariantRow) -> effects.Compared:
+        trace, of_reference = (
+            effects.first_trace(Side(layer.point, variant)) for variant in (row.name, layer.reference)
+        )
+        return effects.Compared(row.label, trace, layer.spoken_reference, of_reference, _options(layer.point, row))
+
+    found = iter(effects.effects_of([compared(layer, row) for layer in layers for row in layer.rows]))
+    return [replace(layer, rows=[replace(row, effect=next(found)) for row in layer.rows]) for layer in layers]
+
+
+def _options(point: Point, row: VariantRow) -> dict[str, tuple[str, str]]:
+    """Returns the settings whose effect is known, with the values of no overlap and of the variant."""
+    config, arguments = point.config_as(Resolved), row.measured.arguments
+    if arguments:
+        return {name: ("", str(value)) for name, value in arguments.items() if VARIANTS[NONE].get(name) != value}
+    if config.backend in USERBUFFER_BACKENDS and not config.with_cublasmp and row.measured.switches:
+        return {"tp_comm_overlap": ("False", str(row.measured.switches.get("tp_comm_overlap", True)))}
+    return {}
 
 
 def compare(pairs: Sequence[tuple[VariantTimes, VariantTimes]], device_kind: str, tried: int = 1) -> list[Gain]:

@@ -34,7 +34,7 @@ from overlap_sweep.results.records import LayerTrial, Records
 from overlap_sweep.results.run_directory import Result, settings_file
 from overlap_sweep.results.traces import drawn_trace, on_nodes
 from overlap_sweep.results.verdict import TYPICAL_SCATTER_OF_LAYERS
-from overlap_sweep.study.section import LAUNCH_BOUND_NOTE
+from overlap_sweep.study.section import EFFECT, LAUNCH_BOUND_NOTE
 from overlap_sweep.workloads.layer.answer import (
     LayerAnalysis,
     VariantRow,
@@ -43,6 +43,7 @@ from overlap_sweep.workloads.layer.answer import (
     labels,
     of_moe,
     sharding,
+    with_effects,
 )
 from overlap_sweep.workloads.layer.config import Asked, Resolved
 from overlap_sweep.workloads.layer.moe import megatron_arguments as megatron_moe_arguments
@@ -108,6 +109,7 @@ TIMES = (
         "relative_error",
         lambda row: max(row.measured.relative_error.values(), default=None),
     ),
+    EFFECT,
     LAUNCH_BOUND_NOTE,
 )
 VARIANT = attribute("variant", kind="text", read="name")
@@ -128,7 +130,8 @@ def section(sources: Sources) -> Section | None:
     points = sources.points("layer")
     if not points:
         return None
-    layers = {point.directory: analyse_layer(point) for point in points if point.status == "ok"}
+    analysed = with_effects([analyse_layer(point) for point in points if point.status == "ok"])
+    layers = {layer.point.directory: layer for layer in analysed}
     tuned = sources.records.layer_trials
     cases = group_cases(sources.reading.points, "operator") if tuned else {}
     root = sources.reading.root
@@ -167,7 +170,7 @@ def _answer(layer: LayerAnalysis, root: Path) -> Answer:
         brief=brief,
         sentences=[layer.verdict],
         card=card(layer, brief, root),
-        cautions=[*filter(None, [cpu_only([point])]), *layer.cautions, *point.result.warnings],
+        cautions=[*layer.cautions, *filter(None, [cpu_only([point])]), *point.result.warnings],
         compared=compared(layer, layer.winner),
         points=[point],
         legend=legend(layer),
