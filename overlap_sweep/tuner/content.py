@@ -176,6 +176,8 @@ class LayerTimes:
     """Whether the host was too slow, so that the times say nothing about the GPU."""
     relative_error: float | None
     """Largest relative error of any tensor, compared with no overlap."""
+    effect: str | None = None
+    """Aspects of what ran that differ from `reference`, or `nothing`; None without traces of both."""
     settings: dict[str, Setting]
     """Settings by slot."""
     switches: dict[str, bool]
