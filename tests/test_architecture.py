@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "runtime": BELOW_RESULTS | {"results", "measure", "backends", "report", "workloads", "store"},
     "search": BELOW_RESULTS | {"results", "measure", "backends", "report", "workloads", "runtime"},
     "compare": BELOW_RESULTS | {"results", "report", "workloads", "store"},
-    "tuner": BELOW_RESULTS | {"results", "report", "workloads", "runtime", "search"},
+    "tuner": BELOW_RESULTS | {"results", "report", "workloads", "runtime", "search", "effects"},
     "commands": BELOW_RESULTS
     | {"effects", "results", "report", "workloads", "store", "runtime", "search", "compare", "tuner"},
     "profiler_hook": BELOW_RESULTS | {"results", "report", "commands"},

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from overlap_sweep.effects import NO_SLOTS, Slots
 from overlap_sweep.report.causes import Side
 from overlap_sweep.report.numbers import some_of
 from overlap_sweep.study import C, CaseAnalysis, R, Study
@@ -25,6 +26,8 @@ class Compared:
     reference_trace: Path | None
     options: Mapping[str, tuple[str, str]]
     """Options that differ, with the values of the reference and of the setting."""
+    slots: Slots = NO_SLOTS
+    """Slots of a layer that the setting overlaps, and the reference does not."""
 
     @property
     def traces(self) -> list[Path]:
@@ -53,7 +56,7 @@ def effects_of(compared: Sequence[Compared]) -> list[Effect | None]:
         if len(prints) < 2:
             return None
         before, after = prints
-        return effect(one.setting, [after], one.reference, [before], one.options)
+        return effect(one.setting, [after], one.reference, [before], one.options, one.slots)
 
     return [of(one) for one in compared]
 

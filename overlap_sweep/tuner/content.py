@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from overlap_sweep.effects import Setting as InForce
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.space import Setting
@@ -182,6 +183,8 @@ class LayerTimes:
     """Settings by slot."""
     switches: dict[str, bool]
     """Megatron-Core's switches; empty without overlap."""
+    slots: list[InForce] = field(default_factory=list)
+    """Whether each slot of `settings` ran; empty without traces."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from overlap_sweep.effects import NO_SLOTS, Slots
+from overlap_sweep.effects import Setting as InForce
 from overlap_sweep.overlap.overlap_cfg import FLOOR, NONE, USERBUFFER_BACKENDS, named, spoken, without_folders
-from overlap_sweep.overlap.space import MOE_KIND
+from overlap_sweep.overlap.space import LAYER_KINDS, MOE_KIND
 from overlap_sweep.report.causes import Side
 from overlap_sweep.results.estimate import EXACTLY_ONE, Estimate, estimate, hidden_fraction
 from overlap_sweep.results.gain import Gain, gain_over
@@ -45,6 +47,12 @@ class VariantRow:
     """Its differences from the reference in what ran; None without traces of both."""
 
     @property
+    def slots(self) -> list[InForce]:
+        """Returns whether what it asks of slots ran; empty without traces."""
+        found = self.effect.settings if self.effect else []
+        return [one for one in found if one.name in self.measured.settings]
+
+    @property
     def launch_bound(self) -> bool:
         return self.measured.launch_bound
 
@@ -73,6 +81,8 @@ class LayerAnalysis:
 
     point: Point
     rows: list[VariantRow]
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Names of rows in the point, where a tuner has labels instead."""
 
     @property
     def reference(self) -> str:
@@ -175,8 +185,8 @@ def labels(trial: LayerTrial, measured: Iterable[str]) -> dict[str, str]:
     return names | {name: name for name in measured if name not in names.values()}
 
 
-def analyse_layer(point: Point) -> LayerAnalysis:
-    """Returns the variants of an `ok` layer point, each compared with the reference."""
+def analyse_layer(point: Point, names: Mapping[str, str] | None = None) -> LayerAnalysis:
+    """Returns the variants of an `ok` layer point, each compared with the reference. `names` are as in the answer."""
     variants = point.measured_as(LayerTimes).variants
     reference = NONE if NONE in variants else next(iter(variants))
     # A tuner's configuration may be the reference under another label.
@@ -197,7 +207,7 @@ def analyse_layer(point: Point) -> LayerAnalysis:
         )
         for (name, variant), gain in zip(variants.items(), compared, strict=True)
     ]
-    return LayerAnalysis(point, rows)
+    return LayerAnalysis(point, rows, names or {})
 
 
 def with_effects(layers: Sequence[LayerAnalysis]) -> list[LayerAnalysis]:
@@ -205,22 +215,25 @@ def with_effects(layers: Sequence[LayerAnalysis]) -> list[LayerAnalysis]:
 
     def compared(layer: LayerAnalysis, row: VariantRow) -> effects.Compared:
         trace, of_reference = (
-            effects.first_trace(Side(layer.point, variant)) for variant in (row.name, layer.reference)
+            effects.first_trace(Side(layer.point, layer.names.get(name, name))) for name in (row.name, layer.reference)
         )
-        return effects.Compared(row.label, trace, layer.spoken_reference, of_reference, _options(layer.point, row))
+        asked = _asked(layer.point, row)
+        return effects.Compared(row.label, trace, layer.spoken_reference, of_reference, *asked)
 
     found = iter(effects.effects_of([compared(layer, row) for layer in layers for row in layer.rows]))
     return [replace(layer, rows=[replace(row, effect=next(found)) for row in layer.rows]) for layer in layers]
 
 
-def _options(point: Point, row: VariantRow) -> dict[str, tuple[str, str]]:
-    """Returns the settings whose effect is known, with the values of no overlap and of the variant."""
-    config, arguments = point.config_as(Resolved), row.measured.arguments
-    if arguments:
-        return {name: ("", str(value)) for name, value in arguments.items() if VARIANTS[NONE].get(name) != value}
-    if config.backend in USERBUFFER_BACKENDS and not config.with_cublasmp and row.measured.switches:
-        return {"tp_comm_overlap": ("False", str(row.measured.switches.get("tp_comm_overlap", True)))}
-    return {}
+def _asked(point: Point, row: VariantRow) -> tuple[dict[str, tuple[str, str]], Slots]:
+    """Returns the settings that traces may show, with the values of no overlap and of the variant, and its slots."""
+    config, measured = point.config_as(Resolved), row.measured
+    if measured.arguments:
+        new = {name: value for name, value in measured.arguments.items() if VARIANTS[NONE].get(name) != value}
+        return {name: ("", str(value)) for name, value in new.items()}, NO_SLOTS
+    if config.backend not in USERBUFFER_BACKENDS or config.with_cublasmp or not measured.switches:
+        return {}, NO_SLOTS
+    switch = {"tp_comm_overlap": ("False", str(measured.switches.get("tp_comm_overlap", True)))}
+    return switch, Slots(measured.settings, LAYER_KINDS[config.layer.kind])
 
 
 def compare(pairs: Sequence[tuple[VariantTimes, VariantTimes]], device_kind: str, tried: int = 1) -> list[Gain]:

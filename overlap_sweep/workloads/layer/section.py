@@ -5,6 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.overlap_cfg import (
@@ -120,6 +123,18 @@ TABLE = points_table(
     (replace(VARIANT, queried=True), *TIMES),
     point=replace(table.POINT, queried=True),
 )
+SLOTS: Table[Any] = Table(
+    "slots",
+    "one row per slot of a file",
+    (
+        attribute("slot", kind="text", read="name", header="slot"),
+        attribute(
+            "setting", "Method and the knobs that a trace shows, as in the file.", "text", "after", header="setting"
+        ),
+        attribute("verdict", "As docs/effects.md lists them.", "text", header="verdict", style="setting"),
+        attribute("evidence", "What ran in its place.", "text", header="evidence", style="reason"),
+    ),
+)
 LABEL = C("", lambda row: row.label, kind="text", header="variant", style="setting")
 COMPARED = Table("layers", "one row per variant", (LABEL, VARIANT, *TIMES))
 
@@ -189,6 +204,7 @@ def _answer(layer: LayerAnalysis, root: Path) -> Answer:
                 }
             ),
         ],
+        more=slots_that_ran(layer.best, f"Slots of {layer.best.label}" if layer.best else ""),
         details=[measured_on([point]), f"in {point.directory}"],
     )
 
@@ -225,6 +241,14 @@ def compared(layer: LayerAnalysis, best: VariantRow | None) -> Listing[VariantRo
     return Listing(COMPARED, layer.rows, "Every variant, in the order of measuring.", chosen=lambda row: row is best)
 
 
+def slots_that_ran(row: VariantRow | None, heading: str) -> list[Exhibit]:
+    """Returns the table of what ran in the variant's slots; empty without its traces."""
+    if not row or not row.slots:
+        return []
+    caption = "Whether each slot ran as it is set, from the traces of the whole layer."
+    return [Exhibit(heading=heading, listing=Listing(SLOTS, row.slots, caption))]
+
+
 def legend(layer: LayerAnalysis) -> str:
     """Returns the legend of the ratios in the layer's table."""
     return (
@@ -254,6 +278,7 @@ def variants(layer: LayerAnalysis | None) -> dict[str, dict[str, object]]:
             **cells,
             "settings": row.measured.settings,
             "switches": row.measured.switches,
+            **({"slots": msgspec.to_builtins(row.slots)} if row.slots else {}),
             **({"arguments": row.measured.arguments} if row.measured.arguments else {}),
         }
         for row, cells in zip(rows, COMPARED.records(rows), strict=True)

@@ -16,9 +16,11 @@ TRACES = Path(__file__).parents[2] / "data" / "traces"
 RATIOS = {"none": 1.0, "default": 0.9, "floor": 0.8}
 
 
-def analysed(directory: Path, traces: dict[str, str], backend: str = "transformer_engine") -> tuple[Section, Answer]:
+def analysed(
+    directory: Path, traces: dict[str, str], backend: str = "transformer_engine", slots: dict[str, Any] | None = None
+) -> tuple[Section, Answer]:
     """A layer whose variants have these traces of layers: the default is the fastest whatever ran."""
-    told: dict[str, dict[str, Any]] = {"default": {"switches": SWITCH_DEFAULTS}}
+    told: dict[str, dict[str, Any]] = {"default": {"switches": SWITCH_DEFAULTS, "settings": slots or {}}}
     variants = {name: rounds(ratio, **told.get(name, {})) for name, ratio in RATIOS.items()}
     config = layer_config(backend=backend, **{"runtime.device": "cuda"})
     names = {trace_file(0, name): f"h200x4_llama3_70b_layer_{trace}.json.gz" for name, trace in traces.items()}
@@ -54,6 +56,33 @@ def test_an_overlap_that_did_not_run_is_named_first_and_its_gain_noise(tmp_path:
         "default changed nothing in what ran, so its gain is noise.",
         "As the traces show: tp_comm_overlap=True not in force: nothing like userbuffers ran.",
     ]
+
+
+def test_slots_of_a_file_that_did_not_run_are_named(tmp_path: Path) -> None:
+    slots = {
+        "fc1_dgrad": {"method": "bulk", "num_sm": 16},
+        "fc2_fprop": {"method": "ring_exchange", "num_sm": 1},
+        "qkv_wgrad": {"method": "bulk", "num_sm": 4},
+    }
+
+    section, answer = analysed(tmp_path, {"none": "none", "default": "te_default"}, slots=slots)
+
+    scattered = "in place of NCCL's reduce_scatter of 134.2 MB"
+    ring, bulk = (f"userbuffers_fp16_sum_inplace_gpu_rr_rs{kind} with 16 blocks ran" for kind in ("_oop", ""))
+    assert answer.cautions == [
+        f"As the traces show: fc2_fprop=ring_exchange num_sm=1 not in force: 4 {ring}, {scattered}; "
+        f"qkv_wgrad=bulk num_sm=4 not in force: 1 {bulk}, not num_sm=4, {scattered}."
+    ]
+    (exhibit,) = answer.more
+    assert exhibit.listing
+    assert [(row.name, row.verdict) for row in exhibit.listing.rows] == [
+        ("fc1_dgrad", "in force"),
+        ("fc2_fprop", "not in force"),
+        ("qkv_wgrad", "not in force"),
+    ]
+    (layer,) = section.report["layers"]  # type: ignore[attr-defined]
+    assert [slot["name"] for slot in layer["variants"][1]["slots"]] == [*slots]
+    assert "slots" not in layer["variants"][0]
 
 
 def test_without_a_trace_of_no_overlap_nothing_is_said(tmp_path: Path) -> None:
