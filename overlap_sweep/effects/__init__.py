@@ -1,5 +1,8 @@
 """Says what a setting changed in what ran: the steps of two recordings of the same work, as they were scheduled."""
 
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
 import msgspec
 
 ASPECTS = {
@@ -18,6 +21,30 @@ ASPECTS = {
     "copies": "copies and sets within a rank",
 }
 """Aspects of a step that are compared, in the order in which differences are listed."""
+
+
+class Slots(NamedTuple):
+    """What a tp_comm_overlap_cfg asks of a layer."""
+
+    settings: Mapping[str, Mapping[str, object]] = {}
+    """Method and knobs by slot, as in the file."""
+    operators: Sequence[str] = ("qkv", "proj", "fc1", "fc2")
+    """Those that the layer has."""
+
+
+NO_SLOTS = Slots()
+
+Verdict = Literal["in force", "not in force", "fell back", "cannot be seen"]
+
+
+class Setting(msgspec.Struct, kw_only=True, frozen=True):
+    """A setting that differs between two recordings, and whether it was in force in the second."""
+
+    name: str
+    before: str
+    after: str
+    verdict: Verdict
+    evidence: str
 
 
 class Difference(msgspec.Struct, kw_only=True, frozen=True):

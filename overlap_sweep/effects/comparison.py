@@ -5,10 +5,11 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from overlap_sweep.effects import Difference
+from overlap_sweep.effects import NO_SLOTS, Difference, Setting, Slots
 from overlap_sweep.effects.differences import differences, paired
 from overlap_sweep.effects.fingerprint import Fingerprint
-from overlap_sweep.effects.settings import Setting, verdicts
+from overlap_sweep.effects.settings import verdicts
+from overlap_sweep.effects.slots import slot_verdicts
 
 _OF_NO_SIZE = re.compile("userbuffers|Memcpy|barrier")
 """Kernels of which no trace has the size of what they move."""
@@ -43,16 +44,17 @@ def effect(
     against: str,
     before: Sequence[Fingerprint],
     options: Mapping[str, tuple[str, str]],
+    slots: Slots = NO_SLOTS,
 ) -> Effect:
     """Returns what changed from `before` to `after`, of the ranks that both have. `options`: settings that differ, with
-    their values before and after."""
+    their values before and after; `slots`: those that `after` overlaps, and `before` does not."""
     found = differences(before, after)
     return Effect(
         run=run,
         against=against,
         changed=bool(found),
         differences=found,
-        settings=verdicts(options, after, found),
+        settings=[*verdicts(options, after, found), *slot_verdicts(slots, before, after)],
         notes=_notes(before, after),
     )
 

@@ -48,8 +48,8 @@ class _Sides:
 
 def _apart(before: Sequence[H], after: Sequence[H]) -> tuple[H, H] | None:
     """Returns the usual values of both sides, by step, if they differ; else None. All values must, but for steps of
-    another kind that both have, such as one that is cut, or that has no optimizer: the others must then be alike. A side
-    of which no two steps are alike has no usual value."""
+    another kind that both have, such as one that is cut, or that has no optimizer: the others must then be alike. Where
+    no two steps of a side are alike it has no usual value."""
     common = {*before} & {*after}
     first, second = ([value for value in side if value not in common] for side in (before, after))
     if not first or not second:

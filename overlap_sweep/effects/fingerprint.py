@@ -49,6 +49,10 @@ class Moved(msgspec.Struct, frozen=True):
     threads: int | None
     position: int | None
     """GEMMs that the step launched before it, in a step without any kernels; None if unknown, as in CUDA graphs."""
+    stream: int
+    """Number of its stream, which differs between recordings."""
+    function: str
+    """What launched it, as `Call.where`."""
 
 
 class StepPrint(msgspec.Struct):
@@ -171,6 +175,8 @@ def _step(facts: RankFacts, number: int, calls: Sequence[tuple[Call, int]], *, o
                 position=int(np.searchsorted(launched, call.launch_ns))
                 if ordered and call.launch_ns != NEVER
                 else None,
+                stream=call.lane,
+                function=call.where,
             )
             for call, family in sorted(calls, key=lambda one: (one[0].launch_ns, one[0].start_ns))
         ],

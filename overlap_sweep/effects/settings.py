@@ -10,11 +10,9 @@ from typing import Literal
 
 import msgspec
 
-from overlap_sweep.effects import Difference
+from overlap_sweep.effects import Difference, Setting, Verdict
 from overlap_sweep.effects.differences import queues
 from overlap_sweep.effects.fingerprint import Fingerprint, Moved, brief_kernel
-
-Verdict = Literal["in force", "not in force", "fell back", "cannot be seen"]
 
 OFF = ("", "none", "null", "false", "0", "no", "off")
 """Values of settings that are off, in lower case."""
@@ -35,19 +33,10 @@ class Known(msgspec.Struct, forbid_unknown_fields=True):
     runs: str = ""
     fallback: str = ""
     queues: int | None = None
+    moves: dict[str, str] = {}
     gpu: bool = False
     unseen: str = ""
     ignored: str = ""
-
-
-class Setting(msgspec.Struct, kw_only=True, frozen=True):
-    """A setting that differs between two recordings, and whether it was in force in the second."""
-
-    name: str
-    before: str
-    after: str
-    verdict: Verdict
-    evidence: str
 
 
 @cache

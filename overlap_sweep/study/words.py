@@ -74,7 +74,7 @@ def _shared(analysis: CaseAnalysis[C, R]) -> list[str]:
 def cautions(study: Study[C, R], analysis: CaseAnalysis[C, R]) -> list[str]:
     """Returns the caveats, a sentence each; empty if there are none."""
     return [
-        *effects.cautions(analysis),
+        *effects.cautions(analysis.best.setting, analysis.best.effect, [row.effect for row in analysis.rows]),
         *_too_few_runs(analysis),
         *_trains_differently(study, analysis),
         *study.cautions(analysis),
