@@ -176,7 +176,7 @@ def made(*steps: list[tuple[Any, ...]], pass_: str = "bwd", function: str = "_Li
             streams=[],
             ready=0,
             overtook=0,
-            steps=[StepPrint([moved(*each) for each in step], {}, {}, {}) for step in steps],
+            steps=[StepPrint([moved(*each) for each in step], {}, {}, {}, {}) for step in steps],
         )
     ]
 
