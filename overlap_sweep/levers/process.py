@@ -12,7 +12,6 @@ import gc
 import inspect
 import json
 import os
-import platform
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -171,8 +170,7 @@ class Levers:
     def _say(self, name: str, status: str, reason: str = "") -> None:
         if (name, status) not in self._said:
             self._said.add((name, status))
-            process = f"{platform.node()} {os.getpid()}"
-            add_status(self._directory, LeverStatus(name, self._values[name], status, reason, process))
+            add_status(self._directory, LeverStatus(name, self._values[name], status, reason))
 
 
 def _function(name: str) -> Function:
