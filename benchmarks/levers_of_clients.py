@@ -2,8 +2,8 @@
 
     python benchmarks/levers_of_clients.py OUT [--only CLIENT,...]
 
-For each client and lever a reference and the lever are measured by `launch.py`, and a table says whether it was applied,
-in force, and with equal results. The clients' packages must be importable; others are left out.
+For each client and lever a reference and the lever are measured by `launch.py`, and a table says whether it was
+applied, in force, and with equal results. The clients' packages must be importable; others are left out.
 """
 
 import argparse
@@ -49,8 +49,7 @@ for x in loader:
 CLIENTS = {
     "ddp": (
         "torch",
-        'dist.init_process_group("gloo")\n'
-        "wrapped = nn.parallel.DistributedDataParallel(model())\n" + LOOP,
+        'dist.init_process_group("gloo")\nwrapped = nn.parallel.DistributedDataParallel(model())\n' + LOOP,
         "torchrun",
     ),
     "fsdp2": (
@@ -110,21 +109,21 @@ CLIENTS = {
         "python",
     ),
 }
-ARGUMENTS = {"transformers": "--output_dir {run}/out --use_cpu --per_device_train_batch_size 4 --max_steps 1000 --report_to none"}
+ARGUMENTS = {
+    "transformers": "--output_dir {run}/out --use_cpu --per_device_train_batch_size 4 --max_steps 1000 --report_to none"
+}
 
 LEVERS = {
     "ddp.bucket_cap_mb": 1,
     "ddp.static_graph": True,
     "ddp.gradient_as_bucket_view": True,
-    "ddp.compression": "bf16",
     "ddp.no_sync": True,
     "fsdp2.prefetch": 2,
     "fsdp2.reshard_after_forward": False,
-    "host.num_workers": 1,
-    "host.fused": True,
-    "host.gc_interval": 10,
+    "loader.num_workers": 1,
+    "optimizer.fused": True,
+    "host.collect_every": 10,
     "host.compile_blocks": True,
-    "transformers.dataloader_num_workers": 1,
 }
 
 
@@ -139,38 +138,49 @@ def main() -> int:
         if importlib.util.find_spec(package) is None:
             print(f"{client}: {package} is not installed")
             continue
-        path = given.out / f"{client.replace(' ', '_')}.py"
+        path = given.out / f"train_{client.replace(' ', '_')}.py"
         # A spawned process, such as a loader's worker, imports the script again.
         body = "".join(f"    {line}\n" for line in script.splitlines())
         path.write_text(f"{HEAD}\nif __name__ == '__main__':\n{body}")
         start = f"torchrun --nproc-per-node={{ranks}} {path}" if launcher == "torchrun" else f"{sys.executable} {path}"
+        sweep = given.out / client.replace(" ", "_")
+        command = f"{start} {ARGUMENTS.get(client, '')}"
+        launch(sweep, command, [])
         for lever, value in LEVERS.items():
-            print(f"{client:18} {lever:40} {tried(given.out, client, f'{start} {ARGUMENTS.get(client, str())}', lever, value)}", flush=True)
+            launch(sweep, command, [f"+job.levers.{lever}={str(value).lower() if isinstance(value, bool) else value}"])
+        for lever in LEVERS:
+            print(f"{client:18} {lever:30} {found(sweep, lever)}", flush=True)
     return 0
 
 
-def tried(out: Path, client: str, command: str, lever: str, value: object) -> str:
+def launch(sweep: Path, command: str, more: list[str]) -> None:
+    """Measures two runs into the sweep's folder."""
+    options = ["workload=job", "runtime.device=cpu", "job.ranks=2", "repetition=0,1", f"job.command={command}"]
+    steps = ["job.skip_steps=3", "job.steps=3", "job.profile_steps=3"]
+    call = [sys.executable, "launch.py", "-m", *options, *steps, *more, f"hydra.sweep.dir={sweep}"]
+    done = subprocess.run(call, capture_output=True, text=True)
+    with sweep.with_suffix(".log").open("a") as log:
+        log.write(done.stdout + done.stderr)
+
+
+def found(sweep: Path, lever: str) -> str:
     """Returns what became of a lever."""
-    sweep = out / client.replace(" ", "_") / lever
-    done = subprocess.run(
-        [
-            *(sys.executable, "launch.py", "-m", "workload=job", "runtime.device=cpu", "job.ranks=2"),
-            *("job.skip_steps=3", "job.steps=3", "job.profile_steps=3", "repetition=0,1"),
-            f"job.command={command}",
-            f"+job.levers.{lever}=null,{str(value).lower() if isinstance(value, bool) else value}",
-            f"hydra.sweep.dir={sweep}",
-        ],
-        capture_output=True,
-        text=True,
-    )
-    (sweep.with_suffix(".log")).write_text(done.stdout + done.stderr)
+    family, _, name = lever.partition(".")
     results = [json.loads(path.read_text()) for path in sorted(sweep.glob("*/result.json"))]
-    changed = [one for one in results if one["point"]["job"].get("levers", {}).get(lever.split(".")[0], {}).get(lever.split(".")[1]) is not None]
+    changed = [one for one in results if family in one["point"]["job"]["levers"]]
+    changed = [one for one in changed if name in one["point"]["job"]["levers"][family]]
     if not changed:
-        return f"no result ({(done.stdout + done.stderr).strip().splitlines()[-1][:150]})"
+        return f"no result, see {sweep.with_suffix('.log')}"
     if changed[0]["status"] != "ok":
-        return f"{changed[0]['status']}: {changed[0]['error']}"
-    return "applied"
+        return f"{changed[0]['status']}: {changed[0]['error'].partition(': ')[2] or changed[0]['error']}"
+    (case,) = json.loads((sweep / "tuning_report.json").read_text())["jobs"]
+    own = next(one for one in case["settings"] if f"job.levers.{lever}" in one["options"])
+    reference = next(sweep / one["name"] for one in results if not one["point"]["job"]["levers"])
+    asked = [sys.executable, "analyze.py", "effect", sweep / changed[0]["name"], "--against", reference]
+    effect = json.loads(subprocess.check_output([*asked, "--format", "json"]))
+    verdicts = ", ".join(one["verdict"] for one in effect["settings"])
+    aspects = ", ".join({one["aspect"]: 0 for one in effect["differences"]}) or "nothing changed"
+    return f"applied; {verdicts} ({aspects}); results {own.get('results') or '-'}"
 
 
 if __name__ == "__main__":
