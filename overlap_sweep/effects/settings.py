@@ -118,12 +118,11 @@ def _decided(entry: Known, value: str, after: Sequence[Fingerprint]) -> Iterator
         elif any(map(_ALGORITHM.search, kernels)):
             yield "fell back", f"{kernels[0]} ran instead"
     if entry.runs and is_on:
-        names = [name for name in _names(after) if re.search(entry.runs, name)]
-        yield (
-            ("in force", f"{brief_kernel(names[0])} ran")
-            if names
-            else ("not in force", f"nothing like {entry.runs} ran")
-        )
+        if names := [name for name in _names(after) if re.search(entry.runs, name)]:
+            yield "in force", f"{brief_kernel(names[0])} ran"
+        elif any(one.on_device for one in after):
+            # On a CPU compiled code may have no operators, and so no names.
+            yield "not in force", f"nothing like {entry.runs} ran"
     if entry.queues is not None and (seen := queues(after)):
         one_queue = seen == "one hardware queue"
         if value == str(entry.queues):
