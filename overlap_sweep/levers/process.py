@@ -42,8 +42,15 @@ class NotHere(Exception):
 
 def live(kind: type[T]) -> list[T]:
     """Returns all objects of a type, the oldest first."""
+    is_frozen = gc.get_freeze_count() > 0
+    if is_frozen:
+        # What is frozen is not among the objects.
+        gc.unfreeze()
     # Not isinstance, which asks objects that stand for others for their class.
-    return [one for one in gc.get_objects() if issubclass(type(one), kind)]
+    found = [one for one in gc.get_objects() if issubclass(type(one), kind)]
+    if is_frozen:
+        gc.freeze()
+    return found
 
 
 class Levers:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from overlap_sweep.levers import Value
-from overlap_sweep.levers.process import Levers
+from overlap_sweep.levers.process import Levers, live
 from overlap_sweep.levers.status import LeverStatus, statuses
 
 
@@ -121,3 +121,13 @@ def test_nothing_is_undecided_where_there_is_no_model(tmp_path: Path) -> None:
         ("ddp.no_sync", "skipped", "this training has made no DistributedDataParallel"),
         ("host.collect_every", "applied", ""),
     ]
+
+
+def test_a_model_is_found_where_the_script_has_frozen_what_it_made() -> None:
+    model = nn.Bilinear(1, 1, 1)
+    gc.freeze()
+    try:
+        assert model in live(nn.Bilinear)
+        assert gc.get_freeze_count() > 1000
+    finally:
+        gc.unfreeze()

@@ -19,7 +19,7 @@ from torch.optim import AdamW
 from torch.utils.data import DataLoader, TensorDataset
 
 KIND = sys.argv[1]
-SIZE, BATCH = (int(sys.argv[2]), 2048) if len(sys.argv) > 2 else (256, 16)
+SIZE, BATCH = (int(sys.argv[2]), 512) if len(sys.argv) > 2 else (256, 16)
 STEPS, MICROBATCHES = 16, 2
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if ON_GPU else torch.device("cpu")
