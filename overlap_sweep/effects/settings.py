@@ -113,7 +113,8 @@ def _decided(entry: Known, value: str, after: Sequence[Fingerprint]) -> Iterator
             yield "in force", f"{brief_kernel(own[0])} ran"
         elif instead := [one for one in names if entry.fallback and re.search(entry.fallback, one)]:
             yield "fell back", f"{instead[0]} ran instead"
-        else:
+        elif any(one.on_device for one in after):
+            # On a CPU compiled code may have no operators, and so no names.
             yield "not in force", f"nothing like {entry.runs} ran"
     if entry.queues is not None and (seen := queues(after)):
         one_queue = seen == "one hardware queue"

@@ -46,7 +46,10 @@ def no_sync(_: bool) -> Later:
         # What no_sync() sets, and DDP reads in the forward pass.
         model.require_backward_grad_sync = is_last
 
-    return synchronise_last(_models(), synchronise)
+    models = _models()
+    if any(model.static_graph for model in models):
+        raise NotApplicable("DDP with static_graph=True synchronises in every microbatch")
+    return synchronise_last(models, synchronise)
 
 
 def synchronise_last(models: Sequence[M], synchronise: Callable[[M, bool], None]) -> Later:

@@ -14,6 +14,9 @@ from overlap_sweep.levers.process import Later, NotApplicable, NotHere, live
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+FUSED_ON = ("cuda", "cpu", "mps", "xpu")
+"""Devices with kernels for a whole step of an optimizer."""
+
 
 def workers(number: int, arguments: Mapping[str, Any]) -> int:
     from torch.utils.data import IterableDataset
@@ -38,10 +41,34 @@ def pin_memory(value: bool, _: Mapping[str, Any]) -> bool:
 
 
 def fused(value: bool, arguments: Mapping[str, Any]) -> bool:
+    from torch.distributed.tensor import DTensor
+
+    if not value:
+        return value
     for other in ("foreach", "differentiable"):
         if arguments[other]:
             raise NotApplicable(f"the script gives the optimizer {other}=True, which excludes fused=True")
+    # torch finds out in the first step, which ends the training.
+    parameters = _parameters(arguments["params"])
+    for one in parameters:
+        if not one.is_floating_point() or one.device.type not in FUSED_ON:
+            raise NotApplicable(f"fused=True takes no parameters of {one.dtype} on {one.device.type}")
+    if len({isinstance(one, DTensor) for one in parameters}) > 1:
+        raise NotApplicable("fused=True takes no DTensors (FSDP2) beside other parameters in an optimizer")
     return value
+
+
+def _parameters(params: Any) -> list[Tensor]:
+    """Returns the parameters of an optimizer, which is given them, groups of them, or pairs of names and them."""
+    found: list[Tensor] = []
+    for one in params:
+        if isinstance(one, dict):
+            # As the optimizer does; they may come from a generator.
+            one["params"] = list(one["params"])
+            found += _parameters(one["params"])
+        else:
+            found.append(one[1] if isinstance(one, tuple) else one)
+    return found
 
 
 def collect_every(steps: int) -> Later:

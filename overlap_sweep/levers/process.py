@@ -14,10 +14,10 @@ import json
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
-from types import GeneratorType, ModuleType
+from types import ModuleType
 from typing import Any, TypeVar
 
 from overlap_sweep.errors import first_line
@@ -41,8 +41,15 @@ class NotHere(Exception):
 
 def live(kind: type[T]) -> list[T]:
     """Returns all objects of a type, the oldest first."""
+    is_frozen = gc.get_freeze_count() > 0
+    if is_frozen:
+        # What is frozen is not among the objects.
+        gc.unfreeze()
     # Not isinstance, which asks objects that stand for others for their class.
-    return [one for one in gc.get_objects() if issubclass(type(one), kind)]
+    found = [one for one in gc.get_objects() if issubclass(type(one), kind)]
+    if is_frozen:
+        gc.freeze()
+    return found
 
 
 class Levers:
@@ -57,8 +64,6 @@ class Levers:
         self._directory, self._override = directory, override
         self._said: set[tuple[str, str]] = set()
         self._not_here: dict[str, str] = {}
-        self._called: set[str] = set()
-        """Methods that the script has called itself."""
         self._has_begun = False
         self._later: dict[str, Later] = {}
         self._undecided: set[str] = set()
@@ -71,22 +76,23 @@ class Levers:
     def install(self) -> None:
         """Has constructors wrapped as soon as their modules are imported."""
         by_module: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-        watched: dict[str, set[str]] = defaultdict(set)
+        watched: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
         for name in self._values:
             if made := levers()[name].constructor:
                 for target in made.of:
                     module, _, attribute = target.partition(":")
                     by_module[module][attribute].append(name)
             for target in levers()[name].unless:
-                watched[target.partition(":")[0]].add(target)
+                module, _, attribute = target.partition(":")
+                watched[module][attribute].append(name)
         for module in {*by_module, *watched}:
-            patch = functools.partial(self._patch, targets=by_module.get(module, {}), watched=watched.get(module, ()))
+            patch = functools.partial(self._patch, targets=by_module[module], watched=watched[module])
             if module in sys.modules:
                 patch(sys.modules[module])
             else:
                 sys.meta_path.insert(0, _AfterImport(module, patch))
 
-    def _patch(self, module: ModuleType, targets: Mapping[str, list[str]], watched: Iterable[str]) -> None:
+    def _patch(self, module: ModuleType, targets: Mapping[str, list[str]], watched: Mapping[str, list[str]]) -> None:
         for attribute, names in targets.items():
             target = getattr(module, attribute, None)
             if target is None:
@@ -96,16 +102,22 @@ class Levers:
                 setattr(target, "__init__", self._wrapped(target.__init__, attribute, names))  # noqa: B010, of mypy
             else:
                 setattr(module, attribute, self._wrapped(target, attribute, names))
-        for one in watched:
-            owner, _, method = one.partition(":")[2].partition(".")
+        for method, names in watched.items():
+            owner, _, attribute = method.partition(".")
             found = getattr(module, owner, None)
-            if hasattr(found, method):
-                setattr(found, method, self._watched(getattr(found, method), one))
+            if hasattr(found, attribute):
+                setattr(found, attribute, self._watched(getattr(found, attribute), attribute, names))
 
-    def _watched(self, method: Function, name: str) -> Function:
+    def _watched(self, method: Function, called: str, names: Sequence[str]) -> Function:
         @functools.wraps(method)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
-            self._called.add(name)
+            # Afterwards levers call it.
+            for name in names if not self._has_begun else ():
+                if levers()[name].way != "call":
+                    self._say(name, SKIPPED, f"the script calls {called}")
+                elif not self._override:
+                    mend = "add job.levers_override=true to replace it"
+                    self._say(name, SKIPPED, f"the script calls {called} itself; {mend}")
             return method(*args, **kwargs)
 
         return wrapped
@@ -121,8 +133,8 @@ class Levers:
                 # The script's own mistake.
                 return function(*args, **kwargs)
             for name, value in given.arguments.items():
-                if name == "params" and isinstance(value, GeneratorType):
-                    # A second attempt would find it used up.
+                if name == "params" and isinstance(value, Iterator):
+                    # Whoever is next would find it used up.
                     given.arguments[name] = list(value)
             args, kwargs = given.args, given.kwargs
             changed = self._changed(signature, given, called, names)
@@ -189,15 +201,8 @@ class Levers:
                 self._go_on(name, functools.partial(next, later))
             return
         self._has_begun = True
-        # Levers call the same methods.
-        by_script = {*self._called}
         for name, value in self._values.items():
-            lever = levers()[name]
-            own = [one.rpartition(".")[2] for one in lever.unless if one in by_script]
-            if own and not self._override:
-                reason = f"the script calls {own[0]} itself; add job.levers_override=true to replace it"
-                self._say(name, SKIPPED, reason)
-            elif lever.call:
+            if levers()[name].call and (name, SKIPPED) not in self._said:
                 self._go_on(name, functools.partial(self._begin, name, value))
 
     def _begin(self, name: str, value: Value) -> bool:
@@ -230,6 +235,7 @@ class Levers:
                 self._say(name, SKIPPED, reason)
 
     def _say(self, name: str, status: str, reason: str = "") -> None:
+        """Writes a status of a lever, but no second reason why it is skipped."""
         if (name, status) not in self._said:
             self._said.add((name, status))
             add_status(self._directory, LeverStatus(name, self._values[name], status, reason))
