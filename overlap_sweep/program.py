@@ -13,6 +13,9 @@ import overlap_sweep
 
 _PACKAGE = Path(overlap_sweep.__file__).parent
 
+ATTACH = "overlap_sweep.attach"
+"""The module that runs a script with the recorder where PYTHONPATH does not reach it."""
+
 LIBRARIES = ("torch", "transformer-engine", "megatron-core", "hydra-core")
 """Libraries whose versions decide what can be measured."""
 

@@ -16,7 +16,7 @@ from overlap_sweep.commands.output import print_error
 from overlap_sweep.errors import UserError, in_words, is_of_users_system, nearest
 from overlap_sweep.program import analyze_program, end_unread, print_version, stdout_is_closed
 
-COMMANDS = ("report", "query", "trace", "diagnose", "effect", "compare", "timeline", "history")
+COMMANDS = ("report", "query", "trace", "diagnose", "effect", "levers", "compare", "timeline", "history")
 """Names of the modules, each of which has a function of its name, and may have its class as `Command`. They are
 imported when they are run, or their help is shown. The first is the default."""
 USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
@@ -34,6 +34,7 @@ Examples:
   python analyze.py query multirun/2026-11-20 'num_sm > 8 and tp_size == 8'
   python analyze.py trace trace_rank0.json.gz --format json
   python analyze.py diagnose trace_rank0.json.gz trace_rank1.json.gz
+  python analyze.py levers --for 'torchrun train.py'
   python analyze.py compare multirun/2026-11-20 multirun/2026-11-21
   python analyze.py timeline multirun/2026-11-20/21-14-03/llama3_8b_tp4_fc1_bulk_sm4
   python analyze.py history measurements

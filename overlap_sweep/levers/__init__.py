@@ -17,6 +17,7 @@ from typing import Any, Literal
 import msgspec
 
 from overlap_sweep.errors import UserError
+from overlap_sweep.levers import programs
 
 GROUP = "overlap_sweep.levers"
 """Entry point group for levers of other packages: each a function that returns the path of a YAML file of entries."""
@@ -70,9 +71,19 @@ class Lever(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     unless: list[str] = []
     argument: str = ""
     program: str = ""
-    write: str
+    requires: list[str] = []
+    write: str = ""
     effect: str = ""
     note: str = ""
+
+    def __post_init__(self) -> None:
+        ways = [way for way in (self.environment, self.constructor, self.call, self.argument) if way]
+        if len(ways) != 1:
+            raise ValueError("a lever has one of environment, constructor, call and argument")
+        if self.argument and self.program not in programs.PROGRAMS:
+            raise ValueError(f"program is none of {', '.join(programs.PROGRAMS)}")
+        if not self.argument and not self.write:
+            raise ValueError("write is missing")
 
     @property
     def way(self) -> Way:
@@ -95,6 +106,8 @@ class Lever(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     def written(self, value: Value) -> str:
         """Returns the lines for the user's script or launch command."""
+        if not self.write:
+            return programs.written(self, value)
         text = self.assigned(value) if self.environment else str(value)
         # What is before a colon says for which of several objects, such as process groups.
         return self.write.replace("{value}", text.rpartition(":")[2] if self.pattern else text)

@@ -15,8 +15,6 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.startup.sitecustomize import RECORDER_FILE as RECORDER_FILE
 from overlap_sweep.startup.sitecustomize import VARIABLE as RECORD_VARIABLE
 
-ATTACH = "overlap_sweep.attach"
-"""The module that runs a script with the recorder where PYTHONPATH does not reach it."""
 LEAST_STEPS = 3
 """Fewest timed steps of a measurement."""
 STEPS_FILE = "job_steps"

@@ -49,6 +49,7 @@ def _store(folder: Path) -> None:
 
 LAYERS = "none=h200x4_llama3_70b_layer_none.json.gz ring=h200x4_llama3_70b_layer_ring_rs.json.gz"
 FSDP2 = "h200x2_fsdp2_checkpoint_rank0.json.gz h200x2_fsdp2_checkpoint_rank1.json.gz"
+PRETRAIN = "torchrun pretrain_gpt.py --overlap-grad-reduce"
 QUERY = "query sweep --limit 3 --format json"
 
 CASES = (
@@ -114,13 +115,24 @@ CASES = (
         ),
     ),
     Case(
+        "levers",
+        lambda folder: [shutil.copy(path, folder) for path in TRACES.glob("h200x2_ddp_*.json.gz")],
+        (
+            "levers megatron",
+            "levers ddp.bucket fsdp2.prefetch torchtitan transformers --for h200x2_ddp_rank0.json.gz",
+            "levers ddp.bucket fsdp2.prefetch deepspeed.reduce --for h200x2_ddp_rank0.json.gz --format json",
+            f"levers megatron nccl.max_ctas --for '{PRETRAIN} --ddp-bucket-size 10000000'",
+            f"levers megatron.ddp_bucket torchtitan.compile fsdp2.prefetch --for '{PRETRAIN}' --format csv",
+        ),
+    ),
+    Case(
         "help",
         lambda folder: None,
         (
             "--help",
             *(
                 f"{command} --help"
-                for command in ("report", "query", "trace", "diagnose", "compare", "timeline", "history")
+                for command in ("report", "query", "trace", "diagnose", "levers", "compare", "timeline", "history")
             ),
         ),
     ),

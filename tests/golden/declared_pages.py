@@ -1,15 +1,17 @@
-"""docs/options.md, docs/columns.md and the tables of docs/effects.md, written from where all of it is declared."""
+"""docs/options.md, docs/columns.md and tables of docs/effects.md and levers.md, written from where all is declared."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import dropwhile
 
 from overlap_sweep import workloads
 from overlap_sweep.commands import compare, frames, history, query, report
+from overlap_sweep.commands import levers as levers_command
 from overlap_sweep.effects import ASPECTS
-from overlap_sweep.effects.settings import Known, known_settings
+from overlap_sweep.effects.settings import Known, known, known_settings
 from overlap_sweep.hydra_adapter.help import Page, choices, launcher_page, section_page, sentences
 from overlap_sweep.hydra_adapter.overrides import GROUPS, NUMBERED, workloads_with_section
 from overlap_sweep.hydra_adapter.plugins import LAUNCHERS, SWEEPERS
+from overlap_sweep.levers import Lever, levers
 from overlap_sweep.options import sections_of
 from overlap_sweep.report import diagnosis
 from tests.composed import hydra
@@ -37,6 +39,7 @@ def columns() -> str:
         "report": report.tables(),
         "trace": frames.TRACE_TABLES,
         "diagnose": diagnosis.TABLES,
+        "levers": levers_command.TABLES,
         "compare": compare.tables(),
         "history": history.TABLES,
     }
@@ -51,21 +54,51 @@ def columns() -> str:
 
 def effects(page: str) -> str:
     """Returns docs/effects.md with the rows of its tables of aspects and settings written anew."""
-    known = known_settings().items()
+    entries = known_settings().items()
     settings = [
         (", ".join(f"`{each}`" for each in (name, *one.names)), one.what, ", ".join(one.shows), _pitfalls(one))
-        for name, one in known
+        for name, one in entries
     ]
-    tables = {
+    tables: dict[str, Sequence[tuple[str, ...]]] = {
         "| aspect | what it is |": [(f"`{name}`", about) for name, about in ASPECTS.items()],
         "| setting | what it sets | where it shows | when not, or when it is ignored |": settings,
     }
     for head, rows in tables.items():
-        before, _, after = page.partition(f"{head}\n")
-        rule, *lines = after.splitlines()
-        rest = list(dropwhile(lambda line: line.startswith("|"), lines))
-        page = "\n".join([f"{before}{head}", rule, _rows(rows).rstrip(), *rest, ""])
+        page = _with_rows(page, head, rows)
     return page
+
+
+def levers_page(page: str) -> str:
+    """Returns docs/levers.md with the rows of its table written anew."""
+    rows = [
+        (
+            f"`{name}`",
+            f"{one.what}{'. ' * bool(one.note)}{one.note}",
+            levers_command.in_words(one.values),
+            one.results,
+            ", ".join(one.causes),
+            _seen_by(name, one),
+            "<br>".join(f"`{line}`" for line in one.written(one.values[0]).splitlines()),
+        )
+        for name, one in levers().items()
+    ]
+    head = "| lever | what it sets, and pitfalls | worth trying | results | can mend | seen in | what to write |"
+    return _with_rows(page, head, rows)
+
+
+def _seen_by(name: str, lever: Lever) -> str:
+    """Returns the aspects of what ran in which the lever shows."""
+    if lever.effect == "none":
+        return "not to be seen"
+    found = known(lever.effect or name)
+    return ", ".join(found.shows) or "not to be seen" if found else "any"
+
+
+def _with_rows(page: str, head: str, rows: Iterable[tuple[str, ...]]) -> str:
+    before, _, after = page.partition(f"{head}\n")
+    rule, *lines = after.splitlines()
+    rest = list(dropwhile(lambda line: line.startswith("|"), lines))
+    return "\n".join([f"{before}{head}", rule, _rows(rows).rstrip(), *rest, ""])
 
 
 def _pitfalls(setting: Known) -> str:

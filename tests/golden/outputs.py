@@ -104,6 +104,7 @@ def declared() -> dict[Path, str]:
         "options": declared_pages.options(),
         "columns": declared_pages.columns(),
         "effects": declared_pages.effects((ROOT / "docs/effects.md").read_text()),
+        "levers": declared_pages.levers_page((ROOT / "docs/levers.md").read_text()),
     }
     return {**{ROOT / f"docs/{name}.md": text for name, text in pages.items()}, **workload_files.files()}
 

@@ -7,17 +7,17 @@ import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
-from itertools import pairwise
 from pathlib import Path, PurePath
 
 from overlap_sweep import levers
 from overlap_sweep.config import Runtime
 from overlap_sweep.errors import UserError
+from overlap_sweep.levers import programs
 from overlap_sweep.overlap import overlap_cfg
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
-from overlap_sweep.recorder.recording import ATTACH, RECORD_VARIABLE
+from overlap_sweep.recorder.recording import RECORD_VARIABLE
 from overlap_sweep.results.identity import NO_MULTICAST
 from overlap_sweep.results.measured import Scalar
 from overlap_sweep.results.run_directory import settings_file
@@ -28,14 +28,14 @@ from overlap_sweep.workloads.job.template import Filling, filled, placeholders, 
 _TEMPLATES = ("command", "directory", *AMOUNTS)
 _OWN = ("ranks", "repetition", "run", "nodes", "ranks_per_node", "node", "host", "port")
 """Placeholders that are no values."""
+_OVERLAP_LEVER = "megatron.tp_comm_overlap"
 _INSTEAD = {"ranks": "set job.ranks", "repetition": "set repetition", "nodes": "set runtime.nodes"}
 _MEGATRON = ":megatron"
+_JSON = "deepspeed.json"
+"""Copy of DeepSpeed's configuration in the run directory, with what levers change."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _MOST_WORK = 1e18
-_SCRIPTS = (".py", ".sh")
-_LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", ATTACH)
-"""Modules that run a script."""
 _WHOLE_BYTES = 2**26
 """Largest file whose content makes a point another one; of a larger one it is size and time of change."""
 
@@ -92,6 +92,8 @@ def refusal(point: Resolved) -> str | None:
         return f"job.levers.{needing[0]} has a meaning on GPUs only"
     if runtime.threads_per_rank != 1:
         return "runtime.threads_per_rank has no effect on a command; give +job.env.OMP_NUM_THREADS=..."
+    if of_levers := _levers_refusal(point):
+        return of_levers
     if config := point.overlap_cfg:
         if reason := overlap_cfg.slots_refusal(config.slots) or overlap_cfg.switches_refusal(config):
             return reason
@@ -102,8 +104,47 @@ def refusal(point: Resolved) -> str | None:
 
 
 def arguments(point: Config, directory: Path, place: Place = ALONE) -> list[str]:
-    """Returns the words of the command, filled in. UserError if it cannot be understood."""
+    """Returns the words of the command, filled in, with the options of levers. UserError if it cannot be understood."""
+    words, copy = _own_words(point, directory, place), str(handed(directory) / _JSON)
+    return programs.changed(words, _changes(point, directory).values(), copy)
+
+
+def _own_words(point: Config, directory: Path, place: Place = ALONE) -> list[str]:
     return split(point.job.command, fillings(point, directory, place), "job.command")
+
+
+def _changes(point: Config, directory: Path | None) -> dict[str, programs.Change]:
+    """Returns what levers change in the words of the command, by their names and values. `directory`: as
+    `_overlap_words`."""
+    known, found = levers.levers(), {}
+    for name, value in levers.chosen(point.job.levers).items():
+        if known[name].way == "argument":
+            made = programs.change(known[name], value)
+            if name == _OVERLAP_LEVER:
+                made = replace(made, words=_overlap_words(point, value, directory))
+            found[f"job.levers.{name}={in_words(value)}"] = made
+    return found
+
+
+def _programs_files(point: Config, words: Sequence[str]) -> dict[str, Path]:
+    """Returns the files that say which programs the command starts, and with which options, by name."""
+    found = {name: _existing(point, name) for name in programs.files_of(words)}
+    return {name: path for name, path in found.items() if path}
+
+
+def _levers_refusal(point: Resolved) -> str:
+    words, changes = _own_words(point, Path("run")), _changes(point, None)
+    files = _programs_files(point, words) if changes else {}
+    texts = {name: path.read_text(errors="replace") for name, path in files.items()}
+    return programs.refusal(changes, programs.Command(words, texts), override=point.job.levers_override)
+
+
+def write_files(point: Resolved, directory: Path) -> None:
+    """Writes the files that the command is given in place of the user's, with what levers change in them."""
+    if changes := [one for one in _changes(point, directory).values() if one.program == "deepspeed"]:
+        words = _own_words(point, directory)
+        path = _programs_files(point, words)[programs.json_file(words)]
+        (directory / _JSON).write_text(programs.changed_json(path.read_text(), changes))
 
 
 def working_folder(point: Config, directory: Path, place: Place = ALONE) -> Path:
@@ -174,13 +215,21 @@ def fillings(point: Config, directory: Path, place: Place = ALONE) -> dict[str, 
     # Earlier results may have values with names that are refused now.
     found |= {name: Filling(in_words(value), tuple(in_words(value).split())) for name, value in job.values.items()}
     for name in _megatron_values(job):
-        lines: list[str] = []
-        if isinstance(point, Resolved) and point.overlap_cfg:
-            lines = overlap_cfg.overlap_arguments(point.overlap_cfg, str(handed(directory) / settings_file()))
-        elif job.values[name] == overlap_cfg.DEFAULT:
-            lines = overlap_cfg.overlap_arguments(OverlapConfig())
-        found[name + _MEGATRON] = Filling(" ".join(lines), tuple(shlex.split(" ".join(lines))))
+        words = _overlap_words(point, job.values[name], directory)
+        found[name + _MEGATRON] = Filling(shlex.join(words), words)
     return found
+
+
+def _overlap_words(point: Config, value: Scalar, directory: Path | None) -> tuple[str, ...]:
+    """Returns Megatron-LM's arguments of none, default or a tp_comm_overlap_cfg file: its copy in the run directory, or
+    without that the file itself."""
+    lines: list[str] = []
+    if isinstance(point, Resolved) and point.overlap_cfg:
+        file = str(handed(directory) / settings_file()) if directory else in_words(value)
+        lines = overlap_cfg.overlap_arguments(point.overlap_cfg, file)
+    elif value == overlap_cfg.DEFAULT:
+        lines = overlap_cfg.overlap_arguments(OverlapConfig())
+    return tuple(shlex.split(" ".join(lines)))
 
 
 def in_words(value: Scalar) -> str:
@@ -202,18 +251,19 @@ def _megatron_values(job: Job) -> list[str]:
 def _overlap_config(config: Config) -> dict[str, object] | None:
     """Returns slots and switches of the tp_comm_overlap_cfg that a value names; None if it names none, or one that
     keeps overlap off. UserError if the file is not one, or there are several values."""
-    job, names = config.job, _megatron_values(config.job)
-    if len(names) > 1:
-        both = " and ".join(f"{{{name}{_MEGATRON}}}" for name in names[:2])
+    job = config.job
+    given = {f"{{{name}{_MEGATRON}}}": job.values[name] for name in _megatron_values(job)}
+    option = f"job.values.{next(iter(given))[1 : -len(_MEGATRON) - 1]}" if given else f"job.levers.{_OVERLAP_LEVER}"
+    given |= {name: value for name, value in levers.flat(job.levers) if name == _OVERLAP_LEVER}
+    if len(given) > 1:
+        both = " and ".join([*given][:2])
         raise UserError(f"job.command has {both}; Megatron-LM takes one of them.")
-    value = in_words(job.values[names[0]]) if names else ""
+    value = in_words(next(iter(given.values()), None))
     if value in ("", overlap_cfg.NONE, overlap_cfg.DEFAULT):
         return None
     path = _existing(config, value)
     if path is None:
-        raise UserError(
-            f"job.values.{names[0]}={value} is not a file; give none, default or the path of a tp_comm_overlap_cfg."
-        )
+        raise UserError(f"{option}={value} is not a file; give none, default or the path of a tp_comm_overlap_cfg.")
     found = overlap_cfg.read(path)
     return asdict(found) if found.switches["tp_comm_overlap"] else None
 
@@ -266,7 +316,9 @@ def _existing(point: Config, name: str) -> Path | None:
 def _files(point: Config) -> dict[str, str]:
     """Returns a digest of the script, and of each file that a value names: a point is another one when they change."""
     values = (value for value in point.job.values.values() if isinstance(value, str))
-    paths = {name: _existing(point, name) for name in (_script(arguments(point, Path("run"))), *values) if name}
+    paths = {
+        name: _existing(point, name) for name in (programs.script_of(arguments(point, Path("run"))), *values) if name
+    }
     return {name: _digest(path, path.stat().st_size, path.stat().st_mtime_ns) for name, path in paths.items() if path}
 
 
@@ -298,14 +350,7 @@ def script_name(config: Config) -> str:
     except UserError:
         # `complete` says so.
         words = str(job.command).split()
-    return PurePath(_script(words) or words[0]).name if words else "job"
-
-
-def _script(words: Sequence[str]) -> str:
-    """Returns the first word of a command that looks like a script or follows `-m`; empty if none does."""
-    modules = (after for word, after in pairwise(words) if word in ("-m", "--module"))
-    names = {module for module in modules if not module.startswith("-")} - {*_LAUNCHERS}
-    return next((word for word in words if word in names or word.endswith(_SCRIPTS)), "")
+    return PurePath(programs.script_of(words) or words[0]).name if words else "job"
 
 
 def same_point(point: Resolved) -> str:
@@ -334,17 +379,14 @@ def command_line(point: Resolved) -> str:
     variables = {} if connections is None else {"CUDA_DEVICE_MAX_CONNECTIONS": str(connections)}
     variables |= _variables(job, texts)
     assigned = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
-    return " ".join([*first, *assigned, shlex.join(split(job.command, texts, "job.command"))])
+    words, changes = split(job.command, texts, "job.command"), _changes(point, None)
+    return " ".join([*first, *assigned, shlex.join(programs.changed(words, changes.values()))])
 
 
 def _by_hand(point: Resolved) -> dict[str, Filling]:
-    run = Path("run")
-    # The user's file instead of the copy in the run directory, which the command was given.
-    copy = str(run.resolve() / settings_file())
     place = Place("NODE", "HOST", "PORT") if point.nodes > 1 else ALONE
-    found = fillings(point, run, place)
-    for name, value in point.job.values.items():
-        if made := found.get(f"{name}:megatron"):
-            words = tuple(in_words(value) if word == copy else word for word in made.words)
-            found[f"{name}:megatron"] = Filling(shlex.join(words), words)
+    found = fillings(point, Path("run"), place)
+    for name in _megatron_values(point.job):
+        words = _overlap_words(point, point.job.values[name], None)
+        found[name + _MEGATRON] = Filling(shlex.join(words), words)
     return found | {"run": Filling("run", ("run",)), "repetition": Filling("0", ("0",))}

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from overlap_sweep.errors import NodeLost, PointFailed
 from overlap_sweep.keeper import Command, NotStarted, OwnKeeper, Program, Start
-from overlap_sweep.program import environment_with_package, environment_with_recorder
-from overlap_sweep.recorder.recording import ATTACH, Wanted
+from overlap_sweep.program import ATTACH, environment_with_package, environment_with_recorder
+from overlap_sweep.recorder.recording import Wanted
 from overlap_sweep.results.run_directory import log_file
 from overlap_sweep.workloads import Here
 from overlap_sweep.workloads.job import command

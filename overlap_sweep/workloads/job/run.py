@@ -12,6 +12,7 @@ from pathlib import Path
 from overlap_sweep import levers
 from overlap_sweep.errors import PointFailed, Refused, UserError
 from overlap_sweep.levers import status
+from overlap_sweep.program import ATTACH
 from overlap_sweep.recorder import recording
 from overlap_sweep.report.numbers import some_of
 from overlap_sweep.results.run_directory import LOG_FILE
@@ -37,9 +38,7 @@ DEEPEST = 4
 
 Listing = dict[str, tuple[int, int]]
 """Size and time of change of each file, by its path in the working folder."""
-_UNREACHED = (
-    f"put -m {recording.ATTACH} in front of the script if it ignores PYTHONPATH, as python -I and containers do"
-)
+_UNREACHED = f"put -m {ATTACH} in front of the script if it ignores PYTHONPATH, as python -I and containers do"
 
 
 def run(point: Resolved, directory: Path, here: Here) -> dict[str, object]:
@@ -50,6 +49,7 @@ def run(point: Resolved, directory: Path, here: Here) -> dict[str, object]:
         directory=str(directory.resolve()), levers=chosen, levers_override=point.job.levers_override, **asked
     )
     command.link_handed(point, directory)
+    command.write_files(point, directory)
     folder = command.working_folder(point, directory)
     before = _snapshots(folder, directory)
     with RunningOnNodes(commands_of(point, directory, here, wanted), here) as running:
