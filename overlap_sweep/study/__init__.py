@@ -7,7 +7,7 @@ comparisons and histories, for every workload in the same way.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Generic, Literal, NamedTuple, Protocol, Self, TypeVar
 
@@ -30,6 +30,7 @@ from overlap_sweep.study.settings import Naming, Options, key
 
 if TYPE_CHECKING:
     from overlap_sweep.effects.comparison import Effect
+    from overlap_sweep.study.equality import Equality, Run
 
 STEP = "step"
 """The work that times are of where no amount of work is known."""
@@ -102,6 +103,8 @@ class SettingRow(Generic[T]):
     """The reference's time over this one's, for the same work."""
     effect: "Effect | None" = None
     """Its differences from the reference in what ran; None without traces of both."""
+    equality: "Equality | None" = None
+    """Whether it computes the same as the reference; None where that does not matter."""
 
     @property
     def step(self) -> Estimate:
@@ -150,6 +153,21 @@ class SettingRow(Generic[T]):
     def may_win(self) -> bool:
         """Returns whether the setting may be the answer if others may, too."""
         return True
+
+    @property
+    def must_compute_the_same(self) -> bool:
+        """Returns whether it changes how a training runs that its user has not written so."""
+        return False
+
+    @property
+    def trains_differently(self) -> list[str]:
+        """Returns the options by which it is declared to compute something else, in words."""
+        return []
+
+    @property
+    def computes_differently(self) -> bool:
+        """Returns whether it is declared or seen to compute something else than the reference."""
+        return bool(self.trains_differently) or (self.equality is not None and self.equality.verdict == "differs")
 
     @property
     def launch_bound(self) -> bool:
@@ -225,6 +243,17 @@ class CaseAnalysis(Generic[C, R]):
     def shown_first(self) -> tuple[R, R]:
         """Returns the rows that are shown however slow they are."""
         return self.best, self.reference
+
+    def with_rows(self, rows: list[R]) -> Self:
+        """Returns the analysis with other rows in the places of its own."""
+        by_setting = {row.setting: row for row in rows}
+        return replace(
+            self,
+            rows=rows,
+            reference=by_setting[self.reference.setting],
+            best=by_setting[self.best.setting],
+            unjudged=[by_setting[row.setting] for row in self.unjudged],
+        )
 
 
 class Bar(NamedTuple):
@@ -313,6 +342,15 @@ class Study(ABC, Generic[C, R]):
         """Returns what is equal for points with the same setting."""
         return key(self.options(point))
 
+    def computed(self, point: Point) -> "Run":
+        """Returns what an `ok` point has computed, to see whether settings compute the same."""
+        return {}
+
+    def effect_entry(self, option: str) -> str | None:
+        """Returns the entry of effects/settings.yaml by which one sees an option; empty if traces do not show it, None
+        if its name says it."""
+        return None
+
     def roles(self, option: str) -> Collection[Role]:
         """Returns what changing the option changes."""
         return (SCHEDULES,)
@@ -323,6 +361,10 @@ class Study(ABC, Generic[C, R]):
 
     def to_use(self, analysis: CaseAnalysis[C, R]) -> str:
         """Returns the command or overrides that give the best setting; empty if nothing is needed."""
+        return ""
+
+    def to_write(self, analysis: CaseAnalysis[C, R]) -> str:
+        """Returns the lines for the user's script that the best setting needs besides; empty if there are none."""
         return ""
 
     def sentences(self, analysis: CaseAnalysis[C, R]) -> Iterable[str]:

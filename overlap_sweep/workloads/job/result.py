@@ -8,6 +8,7 @@ import msgspec
 from overlap_sweep.config import PointConfig
 from overlap_sweep.declared import Count, Gb, Name, Us
 from overlap_sweep.errors import UserError
+from overlap_sweep.recorder.recording import TrainingState
 from overlap_sweep.report.numbers import as_rate
 from overlap_sweep.results.measured import Measured, Timing
 from overlap_sweep.results.run_directory import Result
@@ -61,6 +62,9 @@ class JobRun(Measured, kw_only=True, tag="job"):
     """Calls of optimizers, or of overlap_sweep.step(), in a step; null if only a metric was read."""
     peak_memory_gb: Gb | None = None
     """Largest peak memory of tensors on any rank's GPU, 10^9 bytes; null on a CPU."""
+    state: TrainingState | None = None
+    """At the end of the skipped steps: norms and sums over all ranks, also of what several of them have alike, and the
+    mean of the losses that ranks gave."""
     profiled_us: Us | None = None
     """Time of a profiled step, median; null without traces."""
     exposed_comm_us: Annotated[float, msgspec.Meta(ge=0)] | None = None
