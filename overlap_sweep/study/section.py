@@ -63,8 +63,8 @@ EFFECT: Row = Column(
 RESULTS: Row = Column(
     "results",
     lambda row: row.equality.verdict if row.equality else None,
-    "Whether it computes the same as the reference: equal bit by bit, but for rounding, or differs, by the norms of "
-    "gradients and parameters and by losses that were recorded; empty where it does not matter.",
+    "Whether it computes the same as the reference, by norms of gradients and parameters and by losses: equal bit by "
+    "bit, equal but for rounding, differs, or unknown; empty where it does not matter.",
     "text",
     header="results",
     words=lambda row: {"unknown": UNDEFINED}.get(row.equality.verdict, row.equality.verdict) if row.equality else "",

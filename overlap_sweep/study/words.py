@@ -34,12 +34,12 @@ def headline(analysis: CaseAnalysis[C, R]) -> str:
 
 def sentences(study: Study[C, R], analysis: CaseAnalysis[C, R]) -> list[str]:
     """Returns sentences on the best setting, how to get it, and what the workload adds."""
-    use, (first, *further) = _use(study, analysis), _to_write(study, analysis) or [""]
+    use, code = _use(study, analysis), _to_write(study, analysis)
     return [
         f"{headline(analysis)}.",
         _times_and_reason(analysis),
         *([f"{study.use}: {use}"] if use else []),
-        *([f"Write: {first}", *further] if first else []),
+        *([f"Write: {code[0]}"] if len(code) == 1 else ["Write:", *(f"  {line}" for line in code)] if code else []),
         *_shared(analysis),
         *study.sentences(analysis),
     ]

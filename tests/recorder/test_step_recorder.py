@@ -392,6 +392,28 @@ def test_on_a_gpu_times_are_between_events(recorder: Recorded, tmp_path: Path) -
     assert found.environment["sm_count"] > 10
 
 
+@pytest.mark.gpu
+def test_on_a_gpu_no_step_waits_for_norms_and_losses(recorder: Recorded, tmp_path: Path) -> None:
+    made = recorder(skip_steps=2, steps=4)
+    layer = torch.nn.Linear(64, 64, device="cuda", dtype=torch.bfloat16)
+    optimizer = torch.optim.AdamW(layer.parameters())
+    inputs = torch.ones(8, 64, device="cuda", dtype=torch.bfloat16)
+    for step in range(6):
+        # All is read at the end of the last step.
+        torch.cuda.set_sync_debug_mode("error" if step < 5 else "default")
+        loss = layer(inputs).square().mean()
+        loss.backward()
+        optimizer.step()
+        made.marked(loss)
+        if step == 1:
+            norm = torch.cat([one.detach().flatten() for one in layer.parameters()]).double().norm()
+    found = states(tmp_path)
+    assert found.parameters_norm == pytest.approx(float(norm), rel=1e-5)
+    assert found.gradients_norm
+    assert isinstance(found.loss, float)
+    assert (found.step, found.is_short) == (2, True)
+
+
 class Gpu:
     """The parts of torch.cuda that the recorder uses."""
 

@@ -140,7 +140,7 @@ class JobRow(SettingRow[JobTimes]):
         return _median(_finite(one.parameters_norm) for one in self.states)
 
     @property
-    def loss(self) -> float | None:
+    def loss_of_step(self) -> float | None:
         return _median(_finite(one.loss) for one in self.states)
 
     @property

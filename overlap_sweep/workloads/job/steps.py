@@ -18,7 +18,7 @@ from overlap_sweep.results.traces import ranks_of_each
 from overlap_sweep.workloads.job import command
 from overlap_sweep.workloads.job.config import Resolved
 from overlap_sweep.workloads.job.output import AMOUNTS, Output, amount_of
-from overlap_sweep.workloads.job.result import FoundCause, GroupExposure, JobRun
+from overlap_sweep.workloads.job.result import MOST, FoundCause, GroupExposure, JobRun
 
 if TYPE_CHECKING:
     from overlap_sweep.diagnosis.groups import GroupTotal
@@ -29,7 +29,12 @@ HOST_BOUND = 0.1
 
 
 def fields_of(
-    point: Resolved, directory: Path, recordings: Sequence[Recording], output: Output | None, warnings: Sequence[str]
+    point: Resolved,
+    directory: Path,
+    recordings: Sequence[Recording],
+    output: Output | None,
+    losses: Sequence[str],
+    warnings: Sequence[str],
 ) -> dict[str, object]:
     """Returns the measured fields of the point's Result, with further warnings after those that are given."""
     job = point.job
@@ -51,6 +56,7 @@ def fields_of(
         unit=unit,
         calls_per_step=recordings[0].calls_per_step if recordings else None,
         peak_memory_gb=max(memory_gb, default=None),
+        losses=list(losses)[:MOST],
         state=state_of_all(recordings, job.ranks),
         samples_per_step=amounts["samples_per_step"],
         tokens_per_step=amounts["tokens_per_step"],

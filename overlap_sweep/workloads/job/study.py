@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from decimal import Decimal
 from math import sqrt
 from pathlib import Path
 
@@ -75,7 +76,7 @@ class JobStudy(Study[JobCase, JobRow]):
     most_diagnosed = 6
     matched = ("job.ranks", "job.values", "job.env", "job.levers", CONNECTIONS, MULTICAST)
     # How many steps are looked at, how they are marked, and what happens after them.
-    changes_nothing = ("job.skip_steps", "job.steps", "job.profile_steps", "job.attach", "job.finish")
+    changes_nothing = ("job.skip_steps", "job.steps", "job.profile_steps", "job.attach", "job.finish", "job.loss")
 
     def case(self, point: Point) -> JobCase:
         config = point.config_as(Resolved)
@@ -120,23 +121,30 @@ class JobStudy(Study[JobCase, JobRow]):
         return JobTimes(_pooled([point]), None)
 
     def computed(self, point: Point) -> dict[str, Seen]:
-        run, ranks = point.measured_as(JobRun), point.config_as(Resolved).job.ranks
-        if (state := run.state) is None:
-            return {}
-        rounding = {name: share * max(1.0, state.step / FEW_STEPS) for name, share in ROUNDING[state.is_short].items()}
-        found: dict[str, Seen] = {}
+        run, config = point.measured_as(JobRun), point.config_as(Resolved)
+        state = run.state
+        is_short = state.is_short if state else config.runtime.device == "cuda"
+        more = max(1.0, (state.step if state else config.job.skip_steps) / FEW_STEPS)
+        rounding = {name: share * more for name, share in ROUNDING[is_short].items()}
+        found = {
+            f"loss number {number} in the output": _printed(text, rounding["loss"])
+            for number, text in enumerate(run.losses, 1)
+        }
+        if state is None:
+            return found
+        at = f"after step {state.step}"
         if state.loss is not None:
-            found["loss"] = Seen(number_of(state.loss), rounding["loss"])
+            found[f"loss {at}"] = Seen(number_of(state.loss), rounding["loss"])
         for name, norm, total in (
             ("gradients", state.gradients_norm, state.gradients_sum),
             ("parameters", state.parameters_norm, state.parameters_sum),
         ):
             if norm is not None and total is not None:
-                found[f"norm of {name}"] = Seen(number_of(norm), rounding[name])
+                found[f"norm of {name} {at}"] = Seen(number_of(norm), rounding[name])
                 # What all ranks have alike adds up in the sum, and in the norm as the root of their number.
-                ratio = number_of(total) / (sqrt(ranks) * (number_of(norm) or 1.0))
-                found[f"sum over norm of {name}"] = Seen(ratio, rounding[name], scale=1.0)
-        return {f"{name} after step {state.step}": seen for name, seen in found.items()}
+                ratio = number_of(total) / (sqrt(config.job.ranks) * (number_of(norm) or 1.0))
+                found[f"sum over norm of {name} {at}"] = Seen(ratio, rounding[name], scale=1.0)
+        return found
 
     def effect_entry(self, option: str) -> str | None:
         return levers.effect_entry(option)
@@ -152,7 +160,7 @@ class JobStudy(Study[JobCase, JobRow]):
         reference."""
         if lacking := command.in_processes(analysis.best.points[0].config_as(Resolved)):
             options = some_of(f"+{levers.OPTION}{name}={value}" for name, value in lacking.items())
-            yield f"The command alone does not have what {options} did in the script."
+            yield f"The command alone lacks what {options} changed in the script's processes."
         rows = {row.setting: row.exposed_fraction for row in analysis.shown_first}
         known = [f"{as_percent(share)} with {setting}" for setting, share in rows.items() if share is not None]
         if known:
@@ -247,6 +255,14 @@ class JobStudy(Study[JobCase, JobRow]):
         tokens = int(run.tokens_per_step) if run.tokens_per_step else None
         sample = Sample((run.step,), None, run.unit or STEP, tokens)
         return {f"{ranks}{on_nodes(point.nodes)}, {NAMING.in_words(options_of(point))}": sample}
+
+
+def _printed(text: str, rounding: float) -> Seen:
+    """Returns a loss as it was printed: its last digit may be another one."""
+    value, exponent = float(text), Decimal(text).as_tuple().exponent
+    if not isinstance(exponent, int) or not value:
+        return Seen(value, rounding)
+    return Seen(value, max(rounding, 1.5 * 10.0**exponent / abs(value)))
 
 
 def _pooled(points: Sequence[Point]) -> Estimate:

@@ -129,7 +129,7 @@ MEASURED = (
         "not seen.",
     ),
     attribute("parameters_norm", "The same of the parameters."),
-    attribute("loss", "The loss that overlap_sweep.step(loss) was given at that step, mean of the ranks."),
+    attribute("loss_of_step", "The loss that overlap_sweep.step(loss) was given at that step, mean of the ranks."),
     attribute("launch_bound", kind="flag"),
 )
 CHECKED = (section.EFFECT, section.RESULTS)
