@@ -7,6 +7,7 @@ mend, whether results stay equal, in which way it is applied, and the line to wr
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.metadata import entry_points
@@ -42,8 +43,11 @@ class Constructor(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """`module:Class` or `module:function`, where it is defined."""
     argument: str
     make: str = ""
-    """`module:function` that is given the lever's value and the call's arguments by name, and returns the argument's
-    value, or raises NotApplicable; without it the value is that of the lever."""
+    """`module:function` that is given the lever's value and all arguments of the call by name, and returns the
+    argument's value; it raises NotHere if the lever is not for this call, or NotApplicable. Without it the value is
+    that of the lever."""
+    extends: bool = False
+    """Whether `make` keeps what the script gives and adds to it, or raises NotApplicable where both set the same."""
 
 
 class Lever(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -58,10 +62,14 @@ class Lever(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     causes: list[str] = []
     of: list[str] = []
     gpu: bool = False
+    needs: str = ""
+    pattern: str = ""
     environment: str = ""
+    assigns: str = ""
     constructor: Constructor | None = None
     overrides: bool = False
     call: str = ""
+    unless: list[str] = []
     argument: str = ""
     program: str = ""
     write: str
@@ -81,9 +89,17 @@ class Lever(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         """Returns whether it is applied in the processes of the training, which say whether it could be."""
         return self.way in ("constructor", "call")
 
+    def assigned(self, value: Value) -> str:
+        """Returns what the variable of a lever that is applied by environment is set to, or is to contain."""
+        if self.assigns:
+            return self.assigns.replace("{value}", str(value))
+        return str(int(value) if isinstance(value, bool) else value)
+
     def written(self, value: Value) -> str:
         """Returns the lines for the user's script or launch command."""
-        return self.write.replace("{value}", str(value))
+        text = self.assigned(value) if self.environment else str(value)
+        # What is before a colon says for which of several objects, such as process groups.
+        return self.write.replace("{value}", text.rpartition(":")[2] if self.pattern else text)
 
 
 @cache
@@ -151,13 +167,20 @@ def _wrong(lever: Lever, value: Any) -> str:
     is_kind = isinstance(value, _KINDS[lever.kind]) and (
         lever.kind in ("boolean", "text") or not isinstance(value, bool)
     )
+    if is_kind and lever.pattern and not re.fullmatch(lever.pattern, str(value)):
+        return f"cannot be understood; give such as {' or '.join(map(str, lever.values))}"
     return "" if is_kind else f"is not a {lever.kind}, such as {lever.values[0]}"
 
 
 def environment(values: Mapping[str, Value]) -> dict[str, str]:
-    """Returns the variables that levers set for the command."""
-    return {
-        levers()[name].environment: str(int(value) if isinstance(value, bool) else value)
-        for name, value in values.items()
-        if levers()[name].environment
-    }
+    """Returns the variables that levers set for the command. Options of one variable are joined by commas."""
+    found: dict[str, list[str]] = {}
+    for name, value in values.items():
+        if variable := levers()[name].environment:
+            found.setdefault(variable, []).append(levers()[name].assigned(value))
+    return {variable: ",".join(texts) for variable, texts in found.items()}
+
+
+def needing_gpus(values: Mapping[str, Value]) -> list[str]:
+    """Returns the names of the levers that have a meaning only on GPUs."""
+    return [name for name in values if levers()[name].gpu]

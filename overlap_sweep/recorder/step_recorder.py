@@ -219,7 +219,8 @@ class StepRecorder:
             (Path(self._wanted.directory) / STEPS_FILE).touch()
             self._has_begun = True
         self._ask_rank()
-        if self._ends < self._skipped or (uses_gpu() and is_capturing()):
+        is_undecided = self._levers is not None and self._levers.is_undecided
+        if self._ends < self._skipped or is_undecided or (uses_gpu() and is_capturing()):
             return
         if self._levers:
             self._levers.say_unmet()

@@ -12,7 +12,7 @@ from overlap_sweep.effects import Slots
 from overlap_sweep.effects.fingerprint import Family, Fingerprint, Moved, StepPrint
 from overlap_sweep.effects.runs import read_prints
 from overlap_sweep.effects.slots import slot_verdicts
-from overlap_sweep.overlap import space
+from overlap_sweep.overlap import overlap_cfg, space
 from tests.effects.recordings import unpack
 from tests.golden.archives import unpack as unpack_sweep
 
@@ -106,6 +106,34 @@ def test_what_a_file_asks_for_and_did_not_run_is_not_in_force(planted: tuple[str
     assert found == {planted[0]: ("not in force", PLANTED[planted])}
 
 
+PRESET = Path(__file__).parents[2] / "benchmarks" / "presets" / "bf16_h100_h8192_tp4_mbs1_seqlen8192.yaml"
+
+
+@pytest.mark.parametrize(
+    ("ran", "not_in_force"),
+    [
+        ("ub_preset", set()),
+        ("ub_preset_qkv_dgrad", {"qkv_wgrad", "proj_fprop", "fc1_dgrad", "fc1_wgrad"}),
+        ("ub_default", {"qkv_dgrad", "qkv_wgrad", "proj_fprop", "fc1_dgrad", "fc1_wgrad"}),
+    ],
+)
+def test_of_a_published_preset_what_differs_from_the_defaults_is_not_in_force_with_them(
+    ran: str, not_in_force: set[str], frameworks: Path
+) -> None:
+    before, after = (prints(frameworks / name / "trace_rank0.json") for name in ("ub_none", ran))
+
+    found = slot_verdicts(Slots(overlap_cfg.read(PRESET).slots), before, after)
+
+    assert {one.name for one in found if one.verdict != "in force"} == not_in_force
+    assert {one.verdict for one in found} <= {"in force", "not in force"}
+    assert len(found) == 10
+
+
+@pytest.fixture(scope="module")
+def frameworks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return unpack(tmp_path_factory.mktemp("frameworks"), "h200x2_frameworks") / "h200x2_frameworks"
+
+
 def test_a_slot_without_a_method_is_the_librarys() -> None:
     (found,) = slot_verdicts(Slots({"fc1_dgrad": {"num_sm": 2}}), of_70b("none"), of_70b("pipeline_rs"))
 
@@ -116,7 +144,7 @@ def test_a_slot_without_a_method_is_the_librarys() -> None:
 def test_slots_of_layers_in_a_row_are_told_apart(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Two layers of two GPUs, in four steps. In te.LayerNormMLP the two bulk overlaps are exchanged, so without
     ub_bulk_wgrad fc1 loses the other one."""
-    folder = unpack(tmp_path_factory.mktemp("effects")) / "h200x2"
+    folder = unpack(tmp_path_factory.mktemp("effects"), "h200x2") / "h200x2"
     none, bulk, half = (
         prints(folder / name / "trace_rank0.json") for name in ("ub_none", "ub_bulk_16_sm", "ub_no_bulk_wgrad")
     )

@@ -60,7 +60,7 @@ def complete(config: Config) -> dict[str, object]:
     if config.backend != "auto":
         raise UserError(f"backend={config.backend}: workload=job has no backends; leave it out.")
     _check_names(config)
-    levers.chosen(config.job.levers)
+    _check_levers(config)
     check_metric(config.job)
     overlap, run = _overlap_config(config), Path("run")
     arguments(config, run)
@@ -88,6 +88,8 @@ def refusal(point: Resolved) -> str | None:
         )
     if job.metric is None and job.metric_is != "rate":
         return "job.metric_is has no effect without job.metric"
+    if runtime.device == "cpu" and (needing := levers.needing_gpus(levers.chosen(job.levers))):
+        return f"job.levers.{needing[0]} has a meaning on GPUs only"
     if runtime.threads_per_rank != 1:
         return "runtime.threads_per_rank has no effect on a command; give +job.env.OMP_NUM_THREADS=..."
     if config := point.overlap_cfg:
@@ -236,6 +238,16 @@ def _check_names(config: Config) -> None:
             raise UserError(f"job.env.{name} is set by launch.py itself; give job.steps and the like instead.")
         if name == "CUDA_DEVICE_MAX_CONNECTIONS" and config.runtime.max_connections is not None:
             raise UserError(f"job.env.{name} and runtime.max_connections set the same; give one of them.")
+
+
+def _check_levers(config: Config) -> None:
+    chosen, known = levers.chosen(config.job.levers), levers.levers()
+    for name in chosen:
+        variable = known[name].environment
+        if config.job.env.get(variable) is not None:
+            raise UserError(f"job.levers.{name} and job.env.{variable} set the same; give one of them.")
+        if variable == "CUDA_DEVICE_MAX_CONNECTIONS" and config.runtime.max_connections is not None:
+            raise UserError(f"job.levers.{name} and runtime.max_connections set the same; give one of them.")
 
 
 def _existing(point: Config, name: str) -> Path | None:

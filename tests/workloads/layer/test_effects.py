@@ -39,13 +39,13 @@ def effects(answer: Answer) -> dict[str, str | None]:
 def test_a_variant_that_ran_is_compared_with_no_overlap(tmp_path: Path) -> None:
     section, answer = analysed(tmp_path, {"none": "none", "default": "te_default"})
 
-    assert effects(answer) == {"none": None, "default": "calls, gemms, copies", "floor": None}
+    assert effects(answer) == {"none": None, "default": "calls, gemms, grid, copies", "floor": None}
     assert [(one.name, one.verdict) for one in answer.compared.rows[1].effect.settings] == [
         ("tp_comm_overlap", "in force")
     ]
     assert answer.cautions == []
     rows = section.points.table.records(section.points.rows)
-    assert [row["effect"] for row in rows] == [None, "calls, gemms, copies", None]
+    assert [row["effect"] for row in rows] == [None, "calls, gemms, grid, copies", None]
 
 
 def test_an_overlap_that_did_not_run_is_named_first_and_its_gain_noise(tmp_path: Path) -> None:
