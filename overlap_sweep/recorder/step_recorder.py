@@ -219,12 +219,15 @@ class StepRecorder:
             (Path(self._wanted.directory) / STEPS_FILE).touch()
             self._has_begun = True
         self._ask_rank()
-        is_undecided = self._levers is not None and self._levers.is_undecided
-        if self._ends < self._skipped or is_undecided or (uses_gpu() and is_capturing()):
+        if self._ends < self._skipped or (uses_gpu() and is_capturing()):
             return
+        if self._state is None:
+            # At the same step as without levers that are decided later.
+            self._look_at_state(loss)
         if self._levers:
+            if self._levers.is_undecided:
+                return
             self._levers.say_unmet()
-        self._look_at_state(loss)
         self._clock = GpuClock(self._wanted.steps + 1) if uses_gpu() else None
         self._take_time()
 

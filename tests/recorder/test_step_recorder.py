@@ -593,6 +593,33 @@ def test_norms_and_sums_are_of_all_that_stepped_at_the_end_of_the_skipped_steps(
     assert (found.step, found.loss, found.is_short) == (3, None, False)
 
 
+class LateLevers:
+    """Levers that are decided at the end of a later step."""
+
+    def __init__(self, steps: int) -> None:
+        self.left = steps
+
+    def at_end_of_step(self) -> None:
+        self.left -= 1
+
+    @property
+    def is_undecided(self) -> bool:
+        return self.left > 0
+
+    def say_unmet(self) -> None:
+        assert self.left == 0
+
+
+def test_levers_that_are_decided_later_delay_times_but_not_what_is_compared(recorder: Recorded, tmp_path: Path) -> None:
+    made = recorder(skip_steps=2)
+    made._levers = LateLevers(4)  # type: ignore[assignment]
+    model = Model()
+    model.steps(7)
+    assert not made.is_over
+    model.steps(1)
+    assert states(tmp_path).step == 2
+
+
 @pytest.mark.parametrize("loss", [2.5, torch.tensor([2.0, 3.0], dtype=torch.bfloat16, requires_grad=True)])
 def test_the_loss_is_that_of_the_last_skipped_step(recorder: Recorded, tmp_path: Path, loss: Any) -> None:
     made, model = recorder(skip_steps=2), Model()

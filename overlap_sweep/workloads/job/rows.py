@@ -125,7 +125,9 @@ class JobRow(SettingRow[JobTimes]):
     @property
     def trains_differently(self) -> list[str]:
         levers = ((name, value, of_option(name)) for name, value in self.options.items())
-        return [f"{name}={value}" for name, value, one in levers if one and one.results == "trains differently"]
+        return [
+            f"{name}={in_words(value)}" for name, value, one in levers if one and one.results == "trains differently"
+        ]
 
     @property
     def states(self) -> list[TrainingState]:

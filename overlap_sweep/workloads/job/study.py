@@ -159,7 +159,7 @@ class JobStudy(Study[JobCase, JobRow]):
         """Yields what the command alone lacks, and how much communication is exposed with the best setting and with the
         reference."""
         if lacking := command.in_processes(analysis.best.points[0].config_as(Resolved)):
-            options = some_of(f"+{levers.OPTION}{name}={value}" for name, value in lacking.items())
+            options = some_of(f"+{levers.OPTION}{name}={command.in_words(value)}" for name, value in lacking.items())
             yield f"The command alone lacks what {options} changed in the script's processes."
         rows = {row.setting: row.exposed_fraction for row in analysis.shown_first}
         known = [f"{as_percent(share)} with {setting}" for setting, share in rows.items() if share is not None]
