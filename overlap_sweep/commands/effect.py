@@ -57,6 +57,7 @@ def effect(
     Exit status: 0 success, 1 error, 2 wrong usage.
     """
     from overlap_sweep.effects.comparison import effect as effect_of
+    from overlap_sweep.levers import effect_entry
 
     given, slots = _given(set_ or [])
     others, problems = _recordings(against)
@@ -73,7 +74,9 @@ def effect(
             for name in dict.fromkeys((*first, *second))
             if first.get(name, "") != second.get(name, "")
         }
-        found.append(effect_of(run.name, run.prints, other.name, other.prints, options | given, slots))
+        options |= given
+        entries = {name: entry for name in options if (entry := effect_entry(name)) is not None}
+        found.append(effect_of(run.name, run.prints, other.name, other.prints, options, slots, entries))
     if format is Format.json:
         content = msgspec.json.encode(found[0] if len(found) == 1 else found)
         sys.stdout.write(visible_json(msgspec.json.format(content, indent=2).decode()) + "\n")

@@ -47,6 +47,10 @@ class Setting(msgspec.Struct, kw_only=True, frozen=True):
     evidence: str
 
 
+UNSEEN = "a trace does not show it"
+"""Evidence on a setting that changes nothing in what is recorded."""
+
+
 class Difference(msgspec.Struct, kw_only=True, frozen=True):
     """Something that differs between two recordings in every step."""
 

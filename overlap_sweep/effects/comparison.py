@@ -45,16 +45,18 @@ def effect(
     before: Sequence[Fingerprint],
     options: Mapping[str, tuple[str, str]],
     slots: Slots = NO_SLOTS,
+    entries: Mapping[str, str] | None = None,
 ) -> Effect:
     """Returns what changed from `before` to `after`, of the ranks that both have. `options`: settings that differ, with
-    their values before and after; `slots`: those that `after` overlaps, and `before` does not."""
+    their values before and after; `slots`: those that `after` overlaps, and `before` does not; `entries`: as in
+    `verdicts`."""
     found = differences(before, after)
     return Effect(
         run=run,
         against=against,
         changed=bool(found),
         differences=found,
-        settings=[*verdicts(options, after, found), *slot_verdicts(slots, before, after)],
+        settings=[*verdicts(options, after, found, entries or {}), *slot_verdicts(slots, before, after)],
         notes=_notes(before, after),
     )
 

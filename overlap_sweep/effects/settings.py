@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from overlap_sweep.effects import Difference, Setting, Verdict
+from overlap_sweep.effects import UNSEEN, Difference, Setting, Verdict
 from overlap_sweep.effects.differences import queues
 from overlap_sweep.effects.fingerprint import Fingerprint, Moved, brief_kernel
 
@@ -55,13 +55,20 @@ def _plain(name: str) -> str:
 
 
 def verdicts(
-    options: Mapping[str, tuple[str, str]], after: Sequence[Fingerprint], found: Sequence[Difference]
+    options: Mapping[str, tuple[str, str]],
+    after: Sequence[Fingerprint],
+    found: Sequence[Difference],
+    entries: Mapping[str, str],
 ) -> list[Setting]:
-    """Returns the verdict on each option. `options`: values before and after by name; `found`: what differs."""
+    """Returns the verdict on each option. `options`: values before and after by name; `found`: what differs; `entries`:
+    names of the entries of options that have other names, empty for one that traces do not show."""
     settings = []
     for option, (first, second) in options.items():
-        entry = known(option)
+        name = entries.get(option, option)
+        entry = known(name) if name else None
         verdict, evidence = _verdict(entry, second, after, found) if entry else _of_unknown(found)
+        if not name:
+            verdict, evidence = "cannot be seen", UNSEEN
         settings.append(Setting(name=option, before=first, after=second, verdict=verdict, evidence=evidence))
     return settings
 

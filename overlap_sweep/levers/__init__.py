@@ -22,6 +22,8 @@ from overlap_sweep.levers import programs
 GROUP = "overlap_sweep.levers"
 """Entry point group for levers of other packages: each a function that returns the path of a YAML file of entries."""
 
+OPTION = "job.levers."
+"""Beginning of a lever's name as an option."""
 Value = str | int | float | bool
 Results = Literal["exact", "rounding", "trains differently"]
 Way = Literal["environment", "constructor", "call", "argument"]
@@ -141,6 +143,19 @@ def flat(given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield from ((f"{family}.{name}", value) for name, value in own.items() if value is not None)
         elif own is not None:
             yield family, own
+
+
+def of_option(option: str) -> Lever | None:
+    """Returns the lever that an option such as job.levers.ddp.bucket_cap_mb is; None for other options, and for a lever
+    of a package that is not installed."""
+    return levers().get(option.removeprefix(OPTION)) if option.startswith(OPTION) else None
+
+
+def effect_entry(option: str) -> str | None:
+    """Returns the entry of effects/settings.yaml by which one sees a lever, given as an option; empty if a trace does
+    not show it, None for other options."""
+    lever = of_option(option)
+    return lever.effect if lever else None
 
 
 def chosen(given: Mapping[str, Any]) -> dict[str, Value]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from overlap_sweep.effects import NO_SLOTS, Slots
+from overlap_sweep.effects import NO_SLOTS, UNSEEN, Slots
 from overlap_sweep.report.causes import Side
 from overlap_sweep.report.numbers import some_of
 from overlap_sweep.study import C, CaseAnalysis, R, Study
@@ -28,6 +28,8 @@ class Compared:
     """Options that differ, with the values of the reference and of the setting."""
     slots: Slots = NO_SLOTS
     """Slots of a layer that the setting overlaps, and the reference does not."""
+    entries: Mapping[str, str] = field(default_factory=dict)
+    """Entries of effects/settings.yaml by which one sees options whose names do not say it."""
 
     @property
     def traces(self) -> list[Path]:
@@ -56,7 +58,7 @@ def effects_of(compared: Sequence[Compared]) -> list[Effect | None]:
         if len(prints) < 2:
             return None
         before, after = prints
-        return effect(one.setting, [after], one.reference, [before], one.options, one.slots)
+        return effect(one.setting, [after], one.reference, [before], one.options, one.slots, one.entries)
 
     return [of(one) for one in compared]
 
@@ -72,22 +74,11 @@ def with_effects(study: Study[C, R], analyses: Sequence[CaseAnalysis[C, R]]) -> 
             for name in analysis.differing
             if reference.options.get(name) != row.options.get(name)
         }
-        return Compared(row.setting, next(traces), reference.setting, next(traces), options)
+        entries = {name: entry for name in options if (entry := study.effect_entry(name)) is not None}
+        return Compared(row.setting, next(traces), reference.setting, next(traces), options, entries=entries)
 
     effects = iter(effects_of([compared(analysis, row) for analysis in analyses for row in analysis.rows]))
-    return [_with_rows(one, [replace(row, effect=next(effects)) for row in one.rows]) for one in analyses]
-
-
-def _with_rows(analysis: CaseAnalysis[C, R], rows: list[R]) -> CaseAnalysis[C, R]:
-    """Returns the analysis with other rows in the places of its own."""
-    by_setting = {row.setting: row for row in rows}
-    return replace(
-        analysis,
-        rows=rows,
-        reference=by_setting[analysis.reference.setting],
-        best=by_setting[analysis.best.setting],
-        unjudged=[by_setting[row.setting] for row in analysis.unjudged],
-    )
+    return [one.with_rows([replace(row, effect=next(effects)) for row in one.rows]) for one in analyses]
 
 
 def cautions(best: str, effect: Effect | None, effects: Sequence[Effect | None]) -> Iterator[str]:
@@ -95,7 +86,8 @@ def cautions(best: str, effect: Effect | None, effects: Sequence[Effect | None])
     `effects`: those of all settings."""
     if effect and not effect.changed:
         unseen = [one.evidence for one in effect.settings if one.verdict == "cannot be seen"]
-        unless = f", unless a trace does not show it ({'; '.join(unseen)})" if unseen else ""
+        why = "; ".join(one for one in unseen if one != UNSEEN)
+        unless = f", unless {UNSEEN}{f' ({why})' if why else ''}" if unseen else ""
         yield f"{best} changed nothing in what ran, so its gain is noise{unless}."
     missed = [
         f"{one.name}={one.after} {one.verdict}: {one.evidence}"

@@ -377,10 +377,25 @@ def command_line(point: Resolved) -> str:
     elif any("run" in placeholders(one) for one in (job.command, *map(in_words, job.env.values()))):
         first += ["mkdir", "-p", "run", "&&"]
     variables = {} if connections is None else {"CUDA_DEVICE_MAX_CONNECTIONS": str(connections)}
-    variables |= _variables(job, texts)
+    variables |= levers.environment(_known_levers(point)) | _variables(job, texts)
     assigned = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
     words, changes = split(job.command, texts, "job.command"), _changes(point, None)
     return " ".join([*first, *assigned, shlex.join(programs.changed(words, changes.values()))])
+
+
+def in_processes(point: Resolved) -> dict[str, levers.Value]:
+    """Returns the point's levers that are applied in the training's processes, which the command line lacks."""
+    return {name: value for name, value in _known_levers(point).items() if levers.levers()[name].is_in_process}
+
+
+def to_write(point: Resolved) -> str:
+    """Returns the lines for the script that do what those levers did; empty if there are none."""
+    return "\n".join(levers.levers()[name].written(value) for name, value in in_processes(point).items())
+
+
+def _known_levers(point: Resolved) -> dict[str, levers.Value]:
+    """Returns the point's levers without those of packages that are not installed where it is analysed."""
+    return {name: value for name, value in levers.flat(point.job.levers) if name in levers.levers()}
 
 
 def _by_hand(point: Resolved) -> dict[str, Filling]:
