@@ -79,7 +79,8 @@ class Lever(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     note: str = ""
 
     def __post_init__(self) -> None:
-        ways = [way for way in (self.environment, self.constructor, self.call, self.argument) if way]
+        # A constructor's lever may have a call that checks it.
+        ways = [way for way in (self.environment, self.constructor or self.call, self.argument) if way]
         if len(ways) != 1:
             raise ValueError("a lever has one of environment, constructor, call and argument")
         if self.argument and self.program not in programs.PROGRAMS:
