@@ -1,6 +1,6 @@
 """Records small trainings twice, with and without a setting, some of which are known to do nothing:
 
-    python benchmarks/record_effects.py OUT [--device cpu] [--nproc 2] [--only NAME,...]
+    python benchmarks/record_effects.py OUT [--device cpu] [--nproc 2] [--only PATTERN,...]
 
 It starts torchrun once for each environment. OUT/<name>/ has each rank's trace_rank<r>.json.gz and recorded.json with
 program, options, environment and versions. tests/effects/test_planted.py says what was planted between two of them.
@@ -20,9 +20,11 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+import framework_programs
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -118,6 +120,51 @@ def ddp(
     return training.step(runs, chosen_optimizer, micro_batches)
 
 
+def _gather_and_scatter(device: torch.device) -> tuple[Any, Any]:
+    """Returns an all-gather and a reduce-scatter of FSDP2 whose buffers are in symmetric memory, two of each size."""
+    from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+
+    dist.barrier()
+    backend: Any = dist.group.WORLD._get_backend(device)
+    pool = torch.cuda.MemPool(backend.mem_allocator)
+    backend.register_mem_pool(pool, symm=True)
+    buffers: dict[tuple[int, torch.dtype], list[Tensor]] = {}
+
+    def allocate(size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        count = torch.Size(size).numel()
+        # NCCL 2.28 gathers others wrongly.
+        if count * dtype.itemsize % (16 * dist.get_world_size()):
+            return torch.empty(count, dtype=dtype, device=device)
+        of_size = buffers.setdefault((count, dtype), [])
+        if len(of_size) < 2:
+            with torch.cuda.use_mem_pool(pool):
+                # Large ones have a segment of their own, the same on each rank.
+                of_size.insert(0, torch.empty(max(count, 16 << 20), dtype=dtype, device=device))
+        else:
+            of_size.reverse()
+        return of_size[0][:count]
+
+    class Gather(AllGather):
+        def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+            return allocate(size, dtype=dtype, device=device)
+
+        def __call__(
+            self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
+        ) -> Any:
+            return dist.all_gather_into_tensor(output_tensor, input_tensor, group=group, async_op=async_op)
+
+    class Scatter(ReduceScatter):
+        def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+            return allocate(size, dtype=dtype, device=device)
+
+        def __call__(
+            self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, op: Any, async_op: bool = False
+        ) -> Any:
+            return dist.reduce_scatter_tensor(output_tensor, input_tensor, op, group, async_op)
+
+    return Gather(), Scatter()
+
+
 def fsdp2(
     training: Training,
     *,
@@ -148,8 +195,12 @@ def fsdp2(
     if own_reduce_scatter:
         model.set_separate_reduce_scatter_group() if hasattr(model, "set_separate_reduce_scatter_group") else None
     if symm_mem:
+        gather, scatter = _gather_and_scatter(training.device)
         for unit in (*units, model):
-            unit.set_symm_mem_for_comm()
+            unit.set_custom_all_gather(gather)
+            unit.set_custom_reduce_scatter(scatter)
+            # Its kernels know no averages.
+            unit.set_force_sum_reduction_for_comms(True)
     if allocate_from_group:
         for unit in (*units, model):
             unit.set_allocate_memory_from_process_group_for_comm(True)
@@ -168,114 +219,14 @@ def fsdp2(
     return training.step(model, optimizer, micro_batches)
 
 
-def tensor_parallel(training: Training, *, micro_pipeline: bool = False, sequence_parallel: bool = True) -> Step:
-    """DTensor tensor parallelism, compiled; async TP is a pass of the compiler."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Shard
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
-
-    mesh = init_device_mesh("cuda", (dist.get_world_size(),))
-    if micro_pipeline:
-        import torch.distributed._symmetric_memory as symmetric
-
-        symmetric.enable_symm_mem_for_group(mesh.get_group().group_name)
-    torch._dynamo.reset()
-    torch._inductor.config._micro_pipeline_tp = micro_pipeline
-    model = training.blocks()
-    for block in model:
-        block.down = nn.Linear(
-            4 * training.hidden, training.hidden, bias=False, device=training.device, dtype=training.dtype
-        )
-        if sequence_parallel:
-            plan = {
-                "norm": SequenceParallel(sequence_dim=0),
-                "up": ColwiseParallel(input_layouts=Shard(0)),
-                "down": RowwiseParallel(output_layouts=Shard(0)),
-            }
-        else:
-            plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
-        parallelize_module(block, mesh, plan)
-        block.compile()
-    tokens = training.tokens // (dist.get_world_size() if sequence_parallel else 1)
-    x = torch.randn(tokens, training.hidden, device=training.device, dtype=training.dtype)
-    if sequence_parallel:
-        from torch.distributed.tensor import DTensor
-
-        x = DTensor.from_local(x, mesh, [Shard(0)])
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-
-    def one() -> None:
-        out = model(x)
-        out = out.to_local() if hasattr(out, "to_local") else out
-        out.float().square().mean().backward()
-
-    return training.step(model, optimizer, one)
-
-
-def userbuffers(
-    training: Training, *, overlap: bool = True, settings: dict[str, Any] | None = None, **switches: Any
-) -> Step:
-    """A Transformer Engine layer with userbuffers over CUDA IPC."""
-    import transformer_engine.pytorch as te
-
-    hidden, tokens = 4096, 4096
-    ranks = dist.get_world_size()
-    if overlap:
-        saved = os.dup(1)
-        quiet = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(quiet, 1)
-        te.module.base.initialize_ub(
-            [tokens, hidden], ranks, use_fp8=False, dtype=training.dtype, bootstrap_backend="nccl", ub_cfgs=settings
-        )
-        os.dup2(saved, 1)
-    flags = {
-        "ub_overlap_ag": overlap,
-        "ub_overlap_rs": overlap,
-        "ub_overlap_rs_dgrad": False,
-        "ub_bulk_dgrad": overlap,
-        "ub_bulk_wgrad": overlap,
-        "ub_tp_comm_overlap": overlap,
-    } | switches
-    torch.manual_seed(0)
-    layers = [
-        te.TransformerLayer(
-            hidden,
-            4 * hidden,
-            32,
-            hidden_dropout=0.0,
-            attention_dropout=0.0,
-            tp_group=dist.group.WORLD,
-            tp_size=ranks,
-            sequence_parallel=True,
-            set_parallel_mode=True,
-            params_dtype=training.dtype,
-            device=training.device,
-            **flags,
-        )
-        for _ in range(2)
-    ]
-    model = nn.Sequential(*layers)
-    x = torch.randn(tokens // ranks, 1, hidden, device=training.device, dtype=training.dtype, requires_grad=True)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-
-    def one() -> None:
-        model(x).float().square().mean().backward()
-
-    return training.step(model, optimizer, one)
-
-
-def ub_off() -> None:
-    import transformer_engine.pytorch as te
-
-    te.module.base.destroy_ub()
-
-
 # Recordings: name -> program, options, environment. Those of one environment run in one process group.
 PROGRAMS: dict[str, Callable[..., Step]] = {
     "ddp": ddp,
     "fsdp2": fsdp2,
-    "tensor_parallel": tensor_parallel,
-    "userbuffers": userbuffers,
+    **{
+        name: getattr(framework_programs, name)
+        for name in ("megatron", "deepspeed", "tensor_parallel", "captured", "userbuffers")
+    },
 }
 BULK = {"method": "bulk", "num_sm": 16, "set_sm_margin": False}
 RECORDINGS: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
@@ -327,36 +278,147 @@ for program in ("ddp", "fsdp2"):
         "misspelt": {"NCCL_MAXCTAS": "4"},
     }.items():
         RECORDINGS[f"{program}_{label}"] = (program, {}, environment)
-for label, options in {
-    "plain": {},
-    "sequence_plain": {"sequence_parallel": False},
-    "async": {"micro_pipeline": True},
-    "sequence_async": {"micro_pipeline": True, "sequence_parallel": False},
-}.items():
-    RECORDINGS[f"tp_{label}"] = ("tensor_parallel", options, {"RECORDING": "compiled"})
-for label, options in {
-    "none": {"overlap": False},
-    "default": {},
-    "again": {},
-    "no_bulk_wgrad": {"ub_bulk_wgrad": False},
-    "pipeline_fc2": {
-        "settings": {
-            "fc2_fprop": {"method": "pipeline", "num_sm": 16, "cga_size": 2, "num_splits": 4, "set_sm_margin": True}
-        }
-    },
-    "bulk_16_sm": {"settings": dict.fromkeys(("qkv_dgrad", "qkv_wgrad", "fc1_dgrad", "fc1_wgrad"), BULK)},
-}.items():
-    RECORDINGS[f"ub_{label}"] = (
-        "userbuffers",
-        options,
+PRESET = "bf16_h100_h8192_tp4_mbs1_seqlen8192.yaml"
+for environment, by_name in (
+    (
+        {},
+        {
+            "ddp_unmarked": ("ddp", {"unmarked": True}),
+            "ddp_unmarked_again": ("ddp", {"unmarked": True}),
+            "ddp_unmarked_bucket_4": ("ddp", {"unmarked": True, "bucket_cap_mb": 4}),
+            "graph_1": ("captured", {}),
+            "graph_2": ("captured", {}),
+            "graph_4_chunks": ("captured", {"chunks": 4}),
+            "graph_unmarked": ("captured", {"unmarked": True}),
+            "graph_unmarked_4_chunks": ("captured", {"unmarked": True, "chunks": 4}),
+        },
+    ),
+    # What recipes of Megatron-LM, NeMo and Megatron-Bridge set for every job.
+    ({"TORCH_NCCL_AVOID_RECORD_STREAMS": "1"}, {f"{one}_avoid_record_streams": (one, {}) for one in ("ddp", "fsdp2")}),
+    ({"NCCL_P2P_NET_CHUNKSIZE": "2097152"}, {f"{one}_net_chunk": (one, {}) for one in ("ddp", "fsdp2")}),
+    (
+        {"RECORDING": "symmetric"},
+        {
+            # Memory that NCCL allocates, and does not register as symmetric.
+            "fsdp2_group_buffers": ("fsdp2", {"allocate_from_group": True}),
+            "fsdp2_symmetric": ("fsdp2", {"symm_mem": True}),
+        },
+    ),
+    ({"RECORDING": "symmetric", "NCCL_CTA_POLICY": "2"}, {"fsdp2_copy_engines": ("fsdp2", {"symm_mem": True})}),
+    (
+        {"RECORDING": "megatron"},
+        {
+            "mc_1": ("megatron", {}),
+            "mc_2": ("megatron", {}),
+            "mc_overlap_grad_reduce": ("megatron", {"overlap_grad_reduce": True}),
+            "mc_overlap_both": ("megatron", {"overlap_grad_reduce": True, "overlap_param_gather": True}),
+            "mc_bucket_8m": ("megatron", {"overlap_grad_reduce": True, "bucket_size": 8_000_000}),
+            # What Megatron-LM chooses for two ranks if nothing is said.
+            "mc_bucket_40m": ("megatron", {"overlap_grad_reduce": True, "bucket_size": 40_000_000}),
+            "mc_bucket_40m_no_overlap": ("megatron", {"bucket_size": 40_000_000}),
+            "mc_grad_fp32": ("megatron", {"grad_reduce_in_fp32": True}),
+            "mc_average": ("megatron", {"average_in_collective": True}),
+            "mc_plain": ("megatron", {"distributed": False}),
+            "mc_plain_overlap": ("megatron", {"distributed": False, "overlap_grad_reduce": True}),
+            "mc_micro_batches": ("megatron", {"micro_batches": 2}),
+            "mc_micro_batches_overlap": ("megatron", {"micro_batches": 2, "overlap_grad_reduce": True}),
+        },
+    ),
+    (
+        {"RECORDING": "megatron", "CUDA_DEVICE_MAX_CONNECTIONS": "1"},
+        {
+            "mc_one_queue": ("megatron", {}),
+            "mc_one_queue_overlap": ("megatron", {"overlap_grad_reduce": True, "overlap_param_gather": True}),
+        },
+    ),
+    (
+        {"RECORDING": "deepspeed"},
+        {
+            "ds_zero1": ("deepspeed", {"stage": 1}),
+            "ds_zero1_overlap": ("deepspeed", {"stage": 1, "overlap_comm": True}),
+            "ds_zero2": ("deepspeed", {"stage": 2, "overlap_comm": False}),
+            "ds_zero2_again": ("deepspeed", {"stage": 2, "overlap_comm": False}),
+            "ds_zero2_overlap": ("deepspeed", {"stage": 2, "overlap_comm": True}),
+            "ds_zero2_bucket": ("deepspeed", {"stage": 2, "overlap_comm": False, "reduce_bucket_size": 0.1}),
+            "ds_zero2_bucket_overlap": ("deepspeed", {"stage": 2, "overlap_comm": True, "reduce_bucket_size": 0.1}),
+            "ds_zero2_gather": ("deepspeed", {"stage": 2, "overlap_comm": False, "allgather_bucket_size": 0.1}),
+            "ds_zero2_contiguous": ("deepspeed", {"stage": 2, "overlap_comm": False, "contiguous_gradients": True}),
+            "ds_zero3": ("deepspeed", {"stage": 3}),
+            "ds_zero3_again": ("deepspeed", {"stage": 3}),
+            "ds_zero3_overlap": ("deepspeed", {"stage": 3, "overlap_comm": True}),
+            "ds_zero3_no_overlap": ("deepspeed", {"stage": 3, "overlap_comm": False}),
+            "ds_zero3_bucket": ("deepspeed", {"stage": 3, "reduce_bucket_size": 0.1}),
+            "ds_zero3_no_prefetch": ("deepspeed", {"stage": 3, "stage3_prefetch_bucket_size": 0.0}),
+        },
+    ),
+    (
+        {"RECORDING": "compiled"},
+        {
+            "tp_plain": ("tensor_parallel", {}),
+            "tp_plain_again": ("tensor_parallel", {}),
+            "tp_async": ("tensor_parallel", {"micro_pipeline": True}),
+            "tp_all_reduce": ("tensor_parallel", {"sequence_parallel": False}),
+            "tp_all_reduce_async": ("tensor_parallel", {"sequence_parallel": False, "micro_pipeline": True}),
+        },
+    ),
+    (
         {"RECORDING": "userbuffers", "CUDA_DEVICE_MAX_CONNECTIONS": "1"},
-    )
+        {
+            "ub_none": ("userbuffers", {"overlap": False}),
+            "ub_default": ("userbuffers", {}),
+            "ub_again": ("userbuffers", {}),
+            "ub_no_bulk_wgrad": ("userbuffers", {"ub_bulk_wgrad": False}),
+            "ub_no_bulk_dgrad": ("userbuffers", {"ub_bulk_dgrad": False}),
+            "ub_no_all_gather": ("userbuffers", {"ub_overlap_ag": False}),
+            "ub_no_reduce_scatter": ("userbuffers", {"ub_overlap_rs": False}),
+            "ub_rs_dgrad": ("userbuffers", {"ub_overlap_rs_dgrad": True}),
+            "ub_pipeline_fc2": (
+                "userbuffers",
+                {
+                    "settings": {
+                        "fc2_fprop": {
+                            "method": "pipeline",
+                            "num_sm": 16,
+                            "cga_size": 2,
+                            "num_splits": 4,
+                            "set_sm_margin": True,
+                        }
+                    }
+                },
+            ),
+            "ub_bulk_16_sm": (
+                "userbuffers",
+                {"settings": dict.fromkeys(("qkv_dgrad", "qkv_wgrad", "fc1_dgrad", "fc1_wgrad"), BULK)},
+            ),
+            "ub_preset": ("userbuffers", {"preset": PRESET}),
+            **{
+                f"ub_preset_{slot}": ("userbuffers", {"preset": PRESET, "slots": (slot,)})
+                for slot in (
+                    *("qkv_fprop", "qkv_dgrad", "qkv_wgrad", "proj_fprop", "proj_dgrad"),
+                    *("fc1_fprop", "fc1_dgrad", "fc1_wgrad", "fc2_fprop", "fc2_dgrad"),
+                )
+            },
+        },
+    ),
+    (
+        {
+            "RECORDING": "userbuffers",
+            "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+            "NVTE_FWD_LAYERNORM_SM_MARGIN": "16",
+            "NVTE_BWD_LAYERNORM_SM_MARGIN": "16",
+        },
+        {"ub_layernorm_margin": ("userbuffers", {}), "ub_none_layernorm_margin": ("userbuffers", {"overlap": False})},
+    ),
+):
+    RECORDINGS |= {name: (program, options, environment) for name, (program, options) in by_name.items()}
 
 
 def on_cpu(name: str) -> bool:
     """Returns whether the recording has a meaning without GPUs."""
     program, options, environment = RECORDINGS[name]
     of_nccl = {"group", "high_priority", "compiled", "own_reduce_scatter"} & {*options}
+    if program == "deepspeed":
+        return True
     return program in ("ddp", "fsdp2") and not of_nccl and environment.keys() <= {"NCCL_MAXCTAS"}
 
 
@@ -367,9 +429,12 @@ def main() -> int:
     parser.add_argument("--nproc", type=int, default=2)
     parser.add_argument("--only", default="")
     given = parser.parse_args()
-    names = (
-        given.only.split(",") if given.only else [name for name in RECORDINGS if given.device == "cuda" or on_cpu(name)]
-    )
+    wanted = given.only.split(",") if given.only else ["*"]
+    names = [
+        name
+        for name in RECORDINGS
+        if any(fnmatch(name, one) for one in wanted) and (given.device == "cuda" or on_cpu(name))
+    ]
     if "LOCAL_RANK" in os.environ:
         record_here(given.out, given.device, names)
         return 0
@@ -433,7 +498,7 @@ def record_here(out: Path, device_type: str, names: list[str]) -> None:
         except Exception as error:
             print(f"failed {name} on rank {rank}: {type(error).__name__}: {error}".replace("\n", " "), flush=True)
         if RECORDINGS[name][0] == "userbuffers" and RECORDINGS[name][1].get("overlap", True):
-            ub_off()
+            framework_programs.userbuffers_off()
         gc.collect()
         if device_type == "cuda":
             torch.cuda.empty_cache()
@@ -444,6 +509,9 @@ def record(name: str, training: Training, directory: Path, rank: int) -> float:
     """Records one training on this rank. Returns the mean of its steps without the profiler in ms."""
     program, options, environment = RECORDINGS[name]
     directory.mkdir(parents=True, exist_ok=True)
+    options = dict(options)
+    # Without ProfilerStep: steps are found from what repeats.
+    unmarked = options.pop("unmarked", False)
     step = PROGRAMS[program](training, **options)
     on_gpu = training.device.type == "cuda"
     synchronize = torch.cuda.synchronize if on_gpu else (lambda: None)
@@ -462,19 +530,20 @@ def record(name: str, training: Training, directory: Path, rank: int) -> float:
         activities=activities,
         # Without a GPU sizes of collectives are known from shapes alone.
         record_shapes=not on_gpu,
-        schedule=schedule(wait=0, warmup=1, active=RECORDED_STEPS),
+        schedule=None if unmarked else schedule(wait=0, warmup=1, active=RECORDED_STEPS),
         on_trace_ready=lambda done: done.export_chrome_trace(str(path)),
     ) as profiler:
         for _ in range(1 + RECORDED_STEPS):
             step()
-            profiler.step()
+            if not unmarked:
+                profiler.step()
         synchronize()
     dist.barrier()
     if rank == 0:
         described = {
             "name": name,
             "program": program,
-            "options": options,
+            "options": RECORDINGS[name][1],
             "environment": environment,
             "step_ms": round(took_ms, 3),
             "device": torch.cuda.get_device_name() if on_gpu else "cpu",

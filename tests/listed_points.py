@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from overlap_sweep.recorder.recording import TrainingState
 from overlap_sweep.results.registry import types_of
 from overlap_sweep.results.run_directory import Result
 from tests import make_point as made
@@ -95,5 +96,6 @@ MEASURED: dict[str, Callable[[Any], Any]] = {
     "implementations": _implementations,
     "variants": partial(_each, _variant),
     "step": partial(_each, lambda given: made.timing_of(given) if isinstance(given, list) else made.timing(**given)),
+    "state": lambda given: TrainingState(**{"step": 5, "is_short": False, **given}),
     "losses": lambda given: made.falling(**given) if isinstance(given, dict) else given,
 }

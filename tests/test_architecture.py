@@ -23,11 +23,11 @@ MAY_IMPORT = {
     "report": BELOW_RESULTS | {"results"},
     "study": BELOW_RESULTS | {"results", "report", "effects"},
     "store": BELOW_RESULTS | {"results"},
-    "workloads": BELOW_RESULTS | {"results", "measure", "backends", "report", "study", "recorder", "levers"},
+    "workloads": BELOW_RESULTS | {"results", "measure", "backends", "report", "study", "effects", "recorder", "levers"},
     "runtime": BELOW_RESULTS | {"results", "measure", "backends", "report", "workloads", "store"},
     "search": BELOW_RESULTS | {"results", "measure", "backends", "report", "workloads", "runtime"},
     "compare": BELOW_RESULTS | {"results", "report", "workloads", "store"},
-    "tuner": BELOW_RESULTS | {"results", "report", "workloads", "runtime", "search"},
+    "tuner": BELOW_RESULTS | {"results", "report", "workloads", "runtime", "search", "effects"},
     "commands": BELOW_RESULTS
     | {"effects", "levers", "results", "report", "workloads", "store", "runtime", "search", "compare", "tuner"},
     "profiler_hook": BELOW_RESULTS | {"results", "report", "commands"},

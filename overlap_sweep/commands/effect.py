@@ -13,6 +13,7 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.report.numbers import some_of, visible, visible_json
 
 if TYPE_CHECKING:
+    from overlap_sweep.effects import Slots
     from overlap_sweep.effects.comparison import Effect
     from overlap_sweep.effects.runs import Recording
 
@@ -43,19 +44,22 @@ def effect(
 
     Two recordings of the same work are compared step by step: number, sizes, kernels, grids and streams of collectives,
     what was launched before them, and what computed. Times are not compared. What varies from step to step anyway is no
-    change. What differs between the settings is known of points that this program measured, else from --set.
+    change. What differs between the settings is known of points that this program measured, else from --set; of a
+    tp_comm_overlap_cfg, against a run without overlap, each slot is looked for.
 
     \b
     Examples:
       python analyze.py effect multirun/buckets/bucket=100 --against multirun/buckets/bucket=25
       python analyze.py effect after/ --against before/ --set NCCL_MAX_CTAS=4
+      python analyze.py effect after/ --against before/ --set tp_comm_overlap_cfg=optimal_tp_comm_overlap_cfg_tp4.yaml
       python analyze.py effect a_rank0.json.gz --against b_rank0.json.gz --format json
 
     Exit status: 0 success, 1 error, 2 wrong usage.
     """
     from overlap_sweep.effects.comparison import effect as effect_of
+    from overlap_sweep.levers import effect_entry
 
-    given = _given(set_ or [])
+    given, slots = _given(set_ or [])
     others, problems = _recordings(against)
     runs, more = _recordings(paths)
     fail_for([*problems, *more], answered=bool(others and runs))
@@ -70,7 +74,9 @@ def effect(
             for name in dict.fromkeys((*first, *second))
             if first.get(name, "") != second.get(name, "")
         }
-        found.append(effect_of(run.name, run.prints, other.name, other.prints, options | given))
+        options |= given
+        entries = {name: entry for name in options if (entry := effect_entry(name)) is not None}
+        found.append(effect_of(run.name, run.prints, other.name, other.prints, options, slots, entries))
     if format is Format.json:
         content = msgspec.json.encode(found[0] if len(found) == 1 else found)
         sys.stdout.write(visible_json(msgspec.json.format(content, indent=2).decode()) + "\n")
@@ -79,14 +85,28 @@ def effect(
         _print(one)
 
 
-def _given(settings: list[str]) -> dict[str, tuple[str, str]]:
-    found = {}
+def _given(settings: list[str]) -> tuple[dict[str, tuple[str, str]], Slots]:
+    """Returns the settings, and the slots of a tp_comm_overlap_cfg that is among them."""
+    from overlap_sweep.effects import Slots
+    from overlap_sweep.overlap import overlap_cfg, space
+
+    found: dict[str, tuple[str, str]] = {}
+    slots: dict[str, space.Setting] = {}
     for one in settings:
         name, separator, value = one.partition("=")
         if not separator or not name:
             raise typer.BadParameter(f"{one} is not NAME=VALUE", param_hint="--set")
-        found[name] = ("", value)
-    return found
+        last = name.rpartition(".")[2].lstrip("-").replace("-", "_")
+        if last == "tp_comm_overlap_cfg":
+            slots |= overlap_cfg.read(Path(value)).slots
+        elif space.SLOTS.get(last):
+            setting = space.setting_of(value)
+            if setting is None:
+                raise UserError(f"--set {one}: {value} is not a setting; give one such as bulk_sm16.")
+            slots[last] = setting
+        else:
+            found[name] = ("", value)
+    return found, Slots(slots)
 
 
 def _names(recordings: list[Recording]) -> str:

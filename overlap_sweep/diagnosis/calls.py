@@ -140,7 +140,7 @@ def calls_of(trace: Trace, activity: Activity, launch: NDArray[np.intp] | None, 
             # torch.cuda._sleep waits for nobody.
             continue
         detail = trace.details[events.detail[i]]
-        grid = _GRID.match(detail.shape or "") if launch is not None else None
+        blocks, threads = blocks_and_threads(detail) if launch is not None else (None, None)
         name = kernel = activity.labels[events.label[i]][1]
         pass_ = int(activity.assignment.pass_[i])
         if launch is None:
@@ -186,13 +186,16 @@ def calls_of(trace: Trace, activity: Activity, launch: NDArray[np.intp] | None, 
             accumulates=places.accumulates(thread, launch_ns),
             peer=detail.peer,
             kernel=kernel,
-            blocks=_number_of(grid[1]) if grid else None,
-            threads=_number_of(grid[2]) if grid else None,
+            blocks=blocks,
+            threads=threads,
         )
 
 
-def _number_of(dimensions: str) -> int:
-    return math.prod(map(int, dimensions.split(",")))
+def blocks_and_threads(detail: Detail) -> tuple[int | None, int | None]:
+    """Returns the thread blocks of a kernel's grid and the threads of each; None and None if it has none."""
+    found = _GRID.match(detail.shape or "")
+    blocks, threads = (math.prod(map(int, each.split(","))) for each in found.groups()) if found else (None, None)
+    return blocks, threads
 
 
 def _detail_at_launch(trace: Trace, places: Places, thread: int, launch_ns: int) -> Detail | None:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overlap_sweep.diagnosis import LOADING
-from overlap_sweep.diagnosis.calls import Call, calls_of, groups_of
+from overlap_sweep.diagnosis.calls import Call, blocks_and_threads, calls_of, groups_of
 from overlap_sweep.diagnosis.collectives import Group, group_of
 from overlap_sweep.diagnosis.host import Pause, Places, Stall, Wait, launched_ns, pauses_of, stalls_of, waits_of
 from overlap_sweep.trace.activity import COMPUTE, GEMM, MEMORY, Activity, activity_of, launches_of
@@ -79,6 +79,8 @@ class RankFacts:
     ranks_per_node: int | None = None
     names: list[str] = field(default_factory=list)
     """Kernel or operator name, by signature."""
+    grids: list[int] = field(default_factory=list)
+    """Thread blocks of the kernel, by signature; 0 if it has none."""
     lanes: list[tuple[str, str]] = field(default_factory=list)
     libraries: frozenset[str] = frozenset()
     """What the names in the trace show to be in use, by the names of `LIBRARIES`: for advice alone."""
@@ -160,7 +162,7 @@ def facts_of(trace: Trace, startup: Collection[int] = ()) -> RankFacts:
     apart = any(first.end_ns < second.start_ns for first, second in pairwise(steps))
     calls = list(calls_of(trace, activity, launch, places))
     calls.sort(key=lambda call: (call.start_ns, call.end_ns))
-    names, work = _work(trace, activity, launch)
+    names, grids, work = _work(trace, activity, launch)
     copies = activity.events[np.flatnonzero(activity.kind == MEMORY)].intervals
     return RankFacts(
         rank=trace.rank,
@@ -175,6 +177,7 @@ def facts_of(trace: Trace, startup: Collection[int] = ()) -> RankFacts:
         groups=groups_of(trace, calls),
         known_groups=[group_of(name, None, group) for name, group in trace.groups.items()],
         names=names,
+        grids=grids,
         lanes=trace.lanes,
         libraries=frozenset(
             library for library, pattern in LIBRARIES.items() if any(pattern.search(name) for _, name in trace.labels)
@@ -202,7 +205,7 @@ def _named(trace: Trace, pattern: re.Pattern[str], threads: NDArray[np.int32] | 
     return merge((own if threads is None else own[np.isin(own.lane, threads)]).intervals)
 
 
-def _work(trace: Trace, activity: Activity, launch: NDArray[np.intp] | None) -> tuple[list[str], Work]:
+def _work(trace: Trace, activity: Activity, launch: NDArray[np.intp] | None) -> tuple[list[str], list[int], Work]:
     events = activity.events
     chosen = np.flatnonzero(np.isin(activity.kind, (GEMM, COMPUTE)))
     chosen = chosen[np.argsort(events.start_ns[chosen], kind="stable")]
@@ -210,15 +213,21 @@ def _work(trace: Trace, activity: Activity, launch: NDArray[np.intp] | None) -> 
     pairs = own.label.astype(np.int64) << 32 | own.detail
     known, signature = np.unique(pairs, return_inverse=True)
     launched = own.start_ns if launch is None else launched_ns(trace, launch[chosen], own.start_ns)
-    return [activity.labels[pair >> 32][1] for pair in known.tolist()], Work(
-        start_ns=own.start_ns,
-        end_ns=own.end_ns,
-        launch_ns=launched,
-        lane=own.lane,
-        is_gemm=activity.kind[chosen] == GEMM,
-        signature=signature.astype(np.int32),
-        pass_=activity.assignment.pass_[chosen],
-        step=activity.assignment.iteration[chosen],
+    names = [activity.labels[pair >> 32][1] for pair in known.tolist()]
+    grids = [blocks_and_threads(trace.details[pair & 0xFFFFFFFF])[0] or 0 for pair in known.tolist()]
+    return (
+        names,
+        grids,
+        Work(
+            start_ns=own.start_ns,
+            end_ns=own.end_ns,
+            launch_ns=launched,
+            lane=own.lane,
+            is_gemm=activity.kind[chosen] == GEMM,
+            signature=signature.astype(np.int32),
+            pass_=activity.assignment.pass_[chosen],
+            step=activity.assignment.iteration[chosen],
+        ),
     )
 
 

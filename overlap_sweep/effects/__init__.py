@@ -1,5 +1,8 @@
 """Says what a setting changed in what ran: the steps of two recordings of the same work, as they were scheduled."""
 
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
 import msgspec
 
 ASPECTS = {
@@ -14,9 +17,38 @@ ASPECTS = {
     "overtaking": "whether kernels start before communication that was launched before them on another stream",
     "gemms": "matrix multiplications",
     "computation": "other kernels, or on a CPU operators",
+    "grid": "thread blocks of kernels that compute, where their number is the same",
     "copies": "copies and sets within a rank",
 }
 """Aspects of a step that are compared, in the order in which differences are listed."""
+
+
+class Slots(NamedTuple):
+    """What a tp_comm_overlap_cfg asks of a layer."""
+
+    settings: Mapping[str, Mapping[str, object]] = {}
+    """Method and knobs by slot, as in the file."""
+    operators: Sequence[str] = ("qkv", "proj", "fc1", "fc2")
+    """Those that the layer has."""
+
+
+NO_SLOTS = Slots()
+
+Verdict = Literal["in force", "not in force", "fell back", "cannot be seen"]
+
+
+class Setting(msgspec.Struct, kw_only=True, frozen=True):
+    """A setting that differs between two recordings, and whether it was in force in the second."""
+
+    name: str
+    before: str
+    after: str
+    verdict: Verdict
+    evidence: str
+
+
+UNSEEN = "a trace does not show it"
+"""Evidence on a setting that changes nothing in what is recorded."""
 
 
 class Difference(msgspec.Struct, kw_only=True, frozen=True):

@@ -1,13 +1,18 @@
 """Compares two recordings: whether anything changed in what ran, what, and which settings were in force."""
 
+import re
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from overlap_sweep.effects import Difference
+from overlap_sweep.effects import NO_SLOTS, Difference, Setting, Slots
 from overlap_sweep.effects.differences import differences, paired
 from overlap_sweep.effects.fingerprint import Fingerprint
-from overlap_sweep.effects.settings import Setting, verdicts
+from overlap_sweep.effects.settings import verdicts
+from overlap_sweep.effects.slots import slot_verdicts
+
+_OF_NO_SIZE = re.compile("userbuffers|Memcpy|barrier")
+"""Kernels of which no trace has the size of what they move."""
 
 NOTHING = "nothing changed: the setting was not in force, or changes nothing here"
 
@@ -39,16 +44,19 @@ def effect(
     against: str,
     before: Sequence[Fingerprint],
     options: Mapping[str, tuple[str, str]],
+    slots: Slots = NO_SLOTS,
+    entries: Mapping[str, str] | None = None,
 ) -> Effect:
     """Returns what changed from `before` to `after`, of the ranks that both have. `options`: settings that differ, with
-    their values before and after."""
+    their values before and after; `slots`: those that `after` overlaps, and `before` does not; `entries`: as in
+    `verdicts`."""
     found = differences(before, after)
     return Effect(
         run=run,
         against=against,
         changed=bool(found),
         differences=found,
-        settings=verdicts(options, after, found),
+        settings=[*verdicts(options, after, found, entries or {}), *slot_verdicts(slots, before, after)],
         notes=_notes(before, after),
     )
 
@@ -66,7 +74,8 @@ def _notes(before: Sequence[Fingerprint], after: Sequence[Fingerprint]) -> list[
         notes.append(
             "The traces have no launches of their own for collectives, as in CUDA graphs: their order is unknown."
         )
-    if moved and all(one.bytes is None for one in moved):
+    sized = [one for one in moved if one.position is not None and not _OF_NO_SIZE.search(one.kernel)]
+    if sized and all(one.bytes is None for one in sized):
         notes.append("The traces have no sizes of collectives; record with record_shapes=True.")
     if not any(one.on_device for pair in pairs for one in pair):
         notes.append("No GPU: kernels' grids, streams and queues cannot be seen.")

@@ -48,10 +48,13 @@ class _Sides:
 
 def _apart(before: Sequence[H], after: Sequence[H]) -> tuple[H, H] | None:
     """Returns the usual values of both sides, by step, if they differ; else None. All values must, but for steps of
-    another kind that both have, such as one that is cut, or that has no optimizer: the others must then be alike."""
+    another kind that both have, such as one that is cut, or that has no optimizer: the others must then be alike. Where
+    no two steps of a side are alike it has no usual value."""
     common = {*before} & {*after}
     first, second = ([value for value in side if value not in common] for side in (before, after))
     if not first or not second:
+        return None
+    if any(len(own) > 1 and len(set(own)) == len(own) for own in (first, second)):
         return None
     if common:
         enough = all(
@@ -282,6 +285,8 @@ def _computed(before: Fingerprint, after: Fingerprint) -> Iterator[Difference]:
     for pass_ in ("fwd", "bwd", "other"):
         sides = ([step.computation.get(pass_, {}) for step in one.steps] for one in (before, after))
         yield from _recounted("computation", noun, pass_, *sides)
+    for pass_ in ("fwd", "bwd", "other"):
+        yield from _resized(pass_, *([step.grids.get(pass_, {}) for step in one.steps] for one in (before, after)))
     yield from _recounted("copies", "copy", "", *([step.copies for step in one.steps] for one in (before, after)))
 
 
@@ -297,6 +302,33 @@ def _recounted(
             after=second,
             sentence=f"{_became(first, second)}{f' ({pass_})' if pass_ else ''}",
         )
+
+
+def _resized(
+    pass_: str, before: Sequence[dict[str, list[int]]], after: Sequence[dict[str, list[int]]]
+) -> Iterator[Difference]:
+    """Yields the kernels that run as often with other grids, the same in all steps of a side: others depend on data."""
+    changed: dict[str, tuple[str, str]] = {}
+    for name in sorted({name for grids in (*before, *after) for name in grids}):
+        first, second = ({tuple(grids.get(name, ())) for grids in side} for side in (before, after))
+        if len(first) == len(second) == 1 and first != second:
+            (one,), (other,) = first, second
+            if len(one) == len(other):
+                changed.setdefault(brief_kernel(name), (_in_order(one), _in_order(other)))
+    if changed:
+        own = [f"{name} ({one} became {other})" for name, (one, other) in changed.items()]
+        more = f" and {len(own) - NAMED} more kernels" if len(own) > NAMED else ""
+        yield Difference(
+            aspect="grid",
+            pass_=pass_,
+            before="; ".join(f"{name}: {one}" for name, (one, _) in changed.items()),
+            after="; ".join(f"{name}: {other}" for name, (_, other) in changed.items()),
+            sentence=f"thread blocks of {', '.join(own[:NAMED])}{more} ({pass_})",
+        )
+
+
+def _in_order(blocks: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(set(blocks))))
 
 
 def _changed(before: Sequence[Counts], after: Sequence[Counts]) -> tuple[Counts, Counts] | None:

@@ -49,6 +49,10 @@ class Moved(msgspec.Struct, frozen=True):
     threads: int | None
     position: int | None
     """GEMMs that the step launched before it, in a step without any kernels; None if unknown, as in CUDA graphs."""
+    stream: int
+    """Number of its stream, which differs between recordings."""
+    function: str
+    """What launched it, as `Call.where`."""
 
 
 class StepPrint(msgspec.Struct):
@@ -57,6 +61,8 @@ class StepPrint(msgspec.Struct):
     gemms: dict[str, Counts]
     """By pass."""
     computation: dict[str, Counts]
+    grids: dict[str, dict[str, list[int]]]
+    """Thread blocks of each kernel that computes, sorted, by pass and name; without those of one block."""
     copies: Counts
 
 
@@ -150,9 +156,13 @@ def _step(facts: RankFacts, number: int, calls: Sequence[tuple[Call, int]], *, o
     launched = np.sort(work.launch_ns[counted])
     gemms: dict[str, Counter[str]] = defaultdict(Counter)
     computation: dict[str, Counter[str]] = defaultdict(Counter)
+    grids: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for index in own.tolist():
         kind = gemms if work.is_gemm[index] else computation
-        kind[PASSES.get(int(work.pass_[index]), "other")][facts.names[work.signature[index]]] += 1
+        pass_, name = PASSES.get(int(work.pass_[index]), "other"), facts.names[work.signature[index]]
+        kind[pass_][name] += 1
+        if (blocks := facts.grids[work.signature[index]]) > 1:
+            grids[pass_][name].append(blocks)
     return StepPrint(
         moved=[
             Moved(
@@ -165,11 +175,14 @@ def _step(facts: RankFacts, number: int, calls: Sequence[tuple[Call, int]], *, o
                 position=int(np.searchsorted(launched, call.launch_ns))
                 if ordered and call.launch_ns != NEVER
                 else None,
+                stream=call.lane,
+                function=call.where,
             )
             for call, family in sorted(calls, key=lambda one: (one[0].launch_ns, one[0].start_ns))
         ],
         gemms={pass_: dict(counts) for pass_, counts in gemms.items()},
         computation={pass_: dict(counts) for pass_, counts in computation.items()},
+        grids={pass_: {name: sorted(own) for name, own in of_pass.items()} for pass_, of_pass in grids.items()},
         copies={name: count for step, name, count in facts.copied if step == number},
     )
 

@@ -10,11 +10,9 @@ from typing import Literal
 
 import msgspec
 
-from overlap_sweep.effects import Difference
+from overlap_sweep.effects import UNSEEN, Difference, Setting, Verdict
 from overlap_sweep.effects.differences import queues
 from overlap_sweep.effects.fingerprint import Fingerprint, Moved, brief_kernel
-
-Verdict = Literal["in force", "not in force", "fell back", "cannot be seen"]
 
 OFF = ("", "none", "null", "false", "0", "no", "off")
 """Values of settings that are off, in lower case."""
@@ -33,20 +31,12 @@ class Known(msgspec.Struct, forbid_unknown_fields=True):
     at_least: Literal["blocks", "threads", ""] = ""
     kernels: dict[str, str] = {}
     runs: str = ""
+    fallback: str = ""
     queues: int | None = None
+    moves: dict[str, str] = {}
     gpu: bool = False
     unseen: str = ""
     ignored: str = ""
-
-
-class Setting(msgspec.Struct, kw_only=True, frozen=True):
-    """A setting that differs between two recordings, and whether it was in force in the second."""
-
-    name: str
-    before: str
-    after: str
-    verdict: Verdict
-    evidence: str
 
 
 @cache
@@ -65,13 +55,20 @@ def _plain(name: str) -> str:
 
 
 def verdicts(
-    options: Mapping[str, tuple[str, str]], after: Sequence[Fingerprint], found: Sequence[Difference]
+    options: Mapping[str, tuple[str, str]],
+    after: Sequence[Fingerprint],
+    found: Sequence[Difference],
+    entries: Mapping[str, str],
 ) -> list[Setting]:
-    """Returns the verdict on each option. `options`: values before and after by name; `found`: what differs."""
+    """Returns the verdict on each option. `options`: values before and after by name; `found`: what differs; `entries`:
+    names of the entries of options that have other names, empty for one that traces do not show."""
     settings = []
     for option, (first, second) in options.items():
-        entry = known(option)
+        name = entries.get(option, option)
+        entry = known(name) if name else None
         verdict, evidence = _verdict(entry, second, after, found) if entry else _of_unknown(found)
+        if not name:
+            verdict, evidence = "cannot be seen", UNSEEN
         settings.append(Setting(name=option, before=first, after=second, verdict=verdict, evidence=evidence))
     return settings
 
@@ -118,12 +115,14 @@ def _decided(entry: Known, value: str, after: Sequence[Fingerprint]) -> Iterator
         elif any(map(_ALGORITHM.search, kernels)):
             yield "fell back", f"{kernels[0]} ran instead"
     if entry.runs and is_on:
-        names = [name for name in _names(after) if re.search(entry.runs, name)]
-        yield (
-            ("in force", f"{brief_kernel(names[0])} ran")
-            if names
-            else ("not in force", f"nothing like {entry.runs} ran")
-        )
+        names = _names(after)
+        if own := [one for one in names if re.search(entry.runs, one)]:
+            yield "in force", f"{brief_kernel(own[0])} ran"
+        elif instead := [one for one in names if entry.fallback and re.search(entry.fallback, one)]:
+            yield "fell back", f"{instead[0]} ran instead"
+        elif any(one.on_device for one in after):
+            # On a CPU compiled code may have no operators, and so no names.
+            yield "not in force", f"nothing like {entry.runs} ran"
     if entry.queues is not None and (seen := queues(after)):
         one_queue = seen == "one hardware queue"
         if value == str(entry.queues):

@@ -7,6 +7,7 @@ mend, whether results stay equal, in which way it is applied, and the line to wr
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.metadata import entry_points
@@ -21,6 +22,8 @@ from overlap_sweep.levers import programs
 GROUP = "overlap_sweep.levers"
 """Entry point group for levers of other packages: each a function that returns the path of a YAML file of entries."""
 
+OPTION = "job.levers."
+"""Beginning of a lever's name as an option."""
 Value = str | int | float | bool
 Results = Literal["exact", "rounding", "trains differently"]
 Way = Literal["environment", "constructor", "call", "argument"]
@@ -41,8 +44,11 @@ class Constructor(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """`module:Class` or `module:function`, where it is defined."""
     argument: str
     make: str = ""
-    """`module:function` that is given the lever's value and the call's arguments by name, and returns the argument's
-    value, or raises NotApplicable; without it the value is that of the lever."""
+    """`module:function` that is given the lever's value and all arguments of the call by name, and returns the
+    argument's value; it raises NotHere if the lever is not for this call, or NotApplicable. Without it the value is
+    that of the lever."""
+    extends: bool = False
+    """Whether `make` keeps what the script gives and adds to it, or raises NotApplicable where both set the same."""
 
 
 class Lever(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -57,10 +63,14 @@ class Lever(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     causes: list[str] = []
     of: list[str] = []
     gpu: bool = False
+    needs: str = ""
+    pattern: str = ""
     environment: str = ""
+    assigns: str = ""
     constructor: Constructor | None = None
     overrides: bool = False
     call: str = ""
+    unless: list[str] = []
     argument: str = ""
     program: str = ""
     requires: list[str] = []
@@ -69,7 +79,8 @@ class Lever(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     note: str = ""
 
     def __post_init__(self) -> None:
-        ways = [way for way in (self.environment, self.constructor, self.call, self.argument) if way]
+        # A constructor's lever may have a call that checks it.
+        ways = [way for way in (self.environment, self.constructor or self.call, self.argument) if way]
         if len(ways) != 1:
             raise ValueError("a lever has one of environment, constructor, call and argument")
         if self.argument and self.program not in programs.PROGRAMS:
@@ -90,11 +101,19 @@ class Lever(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         """Returns whether it is applied in the processes of the training, which say whether it could be."""
         return self.way in ("constructor", "call")
 
+    def assigned(self, value: Value) -> str:
+        """Returns what the variable of a lever that is applied by environment is set to, or is to contain."""
+        if self.assigns:
+            return self.assigns.replace("{value}", str(value))
+        return str(int(value) if isinstance(value, bool) else value)
+
     def written(self, value: Value) -> str:
         """Returns the lines for the user's script or launch command."""
         if not self.write:
             return programs.written(self, value)
-        return self.write.replace("{value}", str(value))
+        text = self.assigned(value) if self.environment else str(value)
+        # What is before a colon says for which of several objects, such as process groups.
+        return self.write.replace("{value}", text.rpartition(":")[2] if self.pattern else text)
 
 
 @cache
@@ -127,6 +146,19 @@ def flat(given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield family, own
 
 
+def of_option(option: str) -> Lever | None:
+    """Returns the lever that an option such as job.levers.ddp.bucket_cap_mb is; None for other options, and for a lever
+    of a package that is not installed."""
+    return levers().get(option.removeprefix(OPTION)) if option.startswith(OPTION) else None
+
+
+def effect_entry(option: str) -> str | None:
+    """Returns the entry of effects/settings.yaml by which one sees a lever, given as an option; empty if a trace does
+    not show it, None for other options."""
+    lever = of_option(option)
+    return lever.effect if lever else None
+
+
 def chosen(given: Mapping[str, Any]) -> dict[str, Value]:
     """Returns the values of the levers of `job.levers`. UserError for a name or value that does not exist."""
     known = levers()
@@ -149,13 +181,20 @@ def _wrong(lever: Lever, value: Any) -> str:
     is_kind = isinstance(value, _KINDS[lever.kind]) and (
         lever.kind in ("boolean", "text") or not isinstance(value, bool)
     )
+    if is_kind and lever.pattern and not re.fullmatch(lever.pattern, str(value)):
+        return f"cannot be understood; give such as {' or '.join(map(str, lever.values))}"
     return "" if is_kind else f"is not a {lever.kind}, such as {lever.values[0]}"
 
 
 def environment(values: Mapping[str, Value]) -> dict[str, str]:
-    """Returns the variables that levers set for the command."""
-    return {
-        levers()[name].environment: str(int(value) if isinstance(value, bool) else value)
-        for name, value in values.items()
-        if levers()[name].environment
-    }
+    """Returns the variables that levers set for the command. Options of one variable are joined by commas."""
+    found: dict[str, list[str]] = {}
+    for name, value in values.items():
+        if variable := levers()[name].environment:
+            found.setdefault(variable, []).append(levers()[name].assigned(value))
+    return {variable: ",".join(texts) for variable, texts in found.items()}
+
+
+def needing_gpus(values: Mapping[str, Value]) -> list[str]:
+    """Returns the names of the levers that have a meaning only on GPUs."""
+    return [name for name in values if levers()[name].gpu]

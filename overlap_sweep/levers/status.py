@@ -1,11 +1,14 @@
-"""What the processes of a command say about their levers: a line each in a file of the run directory."""
+"""What the processes of a command say about their levers, each in a file of its own in the run directory."""
 
 import json
+import os
+import platform
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 LEVERS_FILE = "job_levers"
+"""How names of the files begin: lines that several hosts append to one file may be lost."""
 APPLIED, SKIPPED = "applied", "skipped"
 
 
@@ -17,19 +20,16 @@ class LeverStatus(NamedTuple):
     status: str
     """APPLIED or SKIPPED."""
     reason: str
-    process: str
-    """Host and number."""
 
 
 def add_status(directory: str, status: LeverStatus) -> None:
-    # Short lines that are appended at once do not mix.
-    with Path(directory, LEVERS_FILE).open("a") as file:
+    with Path(directory, f"{LEVERS_FILE}_{platform.node()}_{os.getpid()}").open("a") as file:
         file.write(json.dumps(status) + "\n")
 
 
 def skipped(directory: Path) -> str:
     """Returns the first lever that a process could not apply, and why; empty if there is none."""
-    one = next((one for one in statuses(directory) if one.status == SKIPPED), None)
+    one = next((one for own in statuses(directory) for one in own if one.status == SKIPPED), None)
     return f"job.levers.{one.lever}={one.value} cannot be applied: {one.reason}" if one else ""
 
 
@@ -37,14 +37,13 @@ def lacking(directory: Path, asked: Iterable[str], ranks: int) -> str:
     """Returns which lever fewer processes than the ranks have applied; empty if none."""
     found = statuses(directory)
     for lever in asked:
-        count = len({one.process for one in found if one.lever == lever and one.status == APPLIED})
+        count = sum(any(one.lever == lever and one.status == APPLIED for one in own) for own in found)
         if count < ranks:
             return f"job.levers.{lever} was applied in {count} of {ranks} ranks"
     return ""
 
 
-def statuses(directory: Path) -> list[LeverStatus]:
-    """Returns what processes have said so far, without a last line that is still being written."""
-    path = directory / LEVERS_FILE
-    lines = path.read_text().split("\n")[:-1] if path.exists() else []
-    return [LeverStatus(*json.loads(line)) for line in lines]
+def statuses(directory: Path) -> list[list[LeverStatus]]:
+    """Returns what each process has said so far, without a last line that is still being written."""
+    texts = (path.read_text() for path in sorted(directory.glob(f"{LEVERS_FILE}_*")))
+    return [[LeverStatus(*json.loads(line)) for line in text.split("\n")[:-1]] for text in texts]

@@ -3,6 +3,7 @@
 Every rank writes one recording. It is whole or absent, and the rank's trace is there before it.
 """
 
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +22,9 @@ STEPS_FILE = "job_steps"
 """Empty file as soon as any rank has ended a step, so that recordings are worth waiting for."""
 PROFILER_STEPS = 3
 """Steps that the profiler needs around those that it records."""
+NOT_FINITE: Literal["not finite"] = "not finite"
+"""Stands for NaN and infinity, which JSON does not have."""
+Number = float | Literal["not finite"] | None
 
 
 class Wanted(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -53,6 +57,22 @@ class Wanted(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return {RECORD_VARIABLE: msgspec.json.encode(self).decode()}
 
 
+class TrainingState(msgspec.Struct, kw_only=True):
+    """What a training has computed at the end of a step; None for what could not be seen."""
+
+    step: Count
+    gradients_norm: Number = None
+    """Of the gradients of all parameters, if they are still there."""
+    gradients_sum: Number = None
+    """A norm hardly changes when all that it is of changes a little in random directions; a sum does."""
+    parameters_norm: Number = None
+    parameters_sum: Number = None
+    loss: Number = None
+    """The loss that overlap_sweep.step(loss) was given."""
+    is_short: bool
+    """Whether it computes with 16 bits as far as is known: tensors have them, or a GPU may use them."""
+
+
 class Recording(msgspec.Struct, kw_only=True):
     """The steps of one rank."""
 
@@ -71,6 +91,8 @@ class Recording(msgspec.Struct, kw_only=True):
     """The same between events on the GPU's current stream; empty on a CPU."""
     peak_memory_gb: Gb | None = None
     """Peak memory of tensors on the GPU until the last timed step, 10^9 bytes; None on a CPU."""
+    state: TrainingState | None = None
+    """Its own part of the training at the end of the skipped steps."""
     trace: FileName | None = None
     """The rank's trace in the same folder."""
     profiled_s: tuple[float, float] | None = None
@@ -80,6 +102,11 @@ class Recording(msgspec.Struct, kw_only=True):
     """What only the process knows: versions of torch, CUDA, cuDNN, NCCL; the GPU's name, number and memory."""
     problems: list[str] = []
     """A sentence for each thing that could not be recorded."""
+
+
+def number_of(number: float | str) -> float:
+    """Returns a number of a TrainingState; NaN if it is not finite."""
+    return math.nan if isinstance(number, str) else number
 
 
 def recording_file(rank: int | Literal["*"]) -> str:

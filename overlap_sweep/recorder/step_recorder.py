@@ -13,6 +13,7 @@ import platform
 import sys
 import time
 import traceback
+import weakref
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
@@ -20,7 +21,14 @@ from typing import TYPE_CHECKING, Literal
 
 from overlap_sweep.errors import first_line
 from overlap_sweep.levers import process as levers
-from overlap_sweep.recorder.recording import STEPS_FILE, Recording, Wanted, wanted_from, write_recording
+from overlap_sweep.recorder.recording import (
+    STEPS_FILE,
+    Recording,
+    TrainingState,
+    Wanted,
+    wanted_from,
+    write_recording,
+)
 from overlap_sweep.recorder.step_calls import StepCalls
 from overlap_sweep.startup.sitecustomize import NEEDED, say
 
@@ -29,9 +37,12 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from overlap_sweep.recorder.step_trace import StepTrace
+    from overlap_sweep.recorder.training_state import PendingState
 
 MOST_CHANGES = 10
 """Changes of what makes up a step after which the sentence at its end asks for job.optimizer_steps."""
+
+_UNKNOWN_STATE = "Norms and sums of gradients and parameters could not be taken"
 
 _RANK_VARIABLES = (
     ("RANK", "WORLD_SIZE"),
@@ -57,14 +68,15 @@ def of_process() -> StepRecorder | None:
     return recorder
 
 
-def step() -> None:
+def step(loss: torch.Tensor | float | None = None) -> None:
     """Marks the end of a training step, for scripts whose steps don't end with a torch optimizer's.
 
-    It counts for what records the script, `workload=job`. Otherwise it does nothing.
+    It counts for what records the script, `workload=job`. Otherwise it does nothing. `loss`: that of the step; settings
+    whose losses differ are then said to train differently. No GPU is waited for.
     """
     recorder = of_process()
     if recorder is not None:
-        recorder.marked()
+        recorder.marked(loss)
 
 
 class GpuClock:
@@ -143,6 +155,8 @@ class StepRecorder:
         self._ends = 0
         self._has_begun = False
         self._trace: StepTrace | None = None
+        self._optimizers: dict[int, weakref.ref[Optimizer]] = {}
+        """Those that have stepped before steps were timed."""
         self._drop()
 
     def _drop(self) -> None:
@@ -150,13 +164,18 @@ class StepRecorder:
             self._trace.discard()
         self._trace = None
         self._profiled_from_s: float | None = None
+        self._state: PendingState | None = None
         self._ends_s: list[float] = []
         self._clock: GpuClock | None = None
         self._peak_memory_gb: float | None = None
 
     def after_optimizer(self, optimizer: Optimizer) -> None:
         """Counts a call. An optimizer within another counts like one beside it."""
-        if self.is_over or self._marked_by == "step":
+        if self.is_over:
+            return
+        if not self._ends_s:
+            self._optimizers[id(optimizer)] = weakref.ref(optimizer)
+        if self._marked_by == "step":
             return
         try:
             if self._calls.add(optimizer):
@@ -168,7 +187,7 @@ class StepRecorder:
         except Exception as error:
             self.give_up(error)
 
-    def marked(self) -> None:
+    def marked(self, loss: torch.Tensor | float | None = None) -> None:
         """Ends a step by hand, after which optimizers don't: what they have marked is forgotten, even if recorded."""
         is_first = self._marked_by == "optimizer"
         if self.is_over and not is_first:
@@ -178,11 +197,11 @@ class StepRecorder:
                 self.is_over, self._marked_by, self._ends, self._problems = False, "step", 0, []
                 self._drop()
             self._ends += 1
-            self._end_of_step()
+            self._end_of_step(loss)
         except Exception as error:
             self.give_up(error)
 
-    def _end_of_step(self) -> None:
+    def _end_of_step(self, loss: torch.Tensor | float | None = None) -> None:
         if self._levers:
             self._levers.at_end_of_step()
         if self._trace is not None:
@@ -193,19 +212,43 @@ class StepRecorder:
             if len(self._ends_s) > self._wanted.steps:
                 self._end_of_times()
         else:
-            self._skip()
+            self._skip(loss)
 
-    def _skip(self) -> None:
+    def _skip(self, loss: torch.Tensor | float | None) -> None:
         if not self._has_begun:
             (Path(self._wanted.directory) / STEPS_FILE).touch()
             self._has_begun = True
         self._ask_rank()
         if self._ends < self._skipped or (uses_gpu() and is_capturing()):
             return
+        if self._state is None:
+            # At the same step as without levers that are decided later.
+            self._look_at_state(loss)
         if self._levers:
+            if self._levers.is_undecided:
+                return
             self._levers.say_unmet()
         self._clock = GpuClock(self._wanted.steps + 1) if uses_gpu() else None
         self._take_time()
+
+    def _look_at_state(self, loss: torch.Tensor | float | None) -> None:
+        if "torch" not in sys.modules:
+            return
+        from overlap_sweep.recorder.training_state import PendingState
+
+        stepped = [each for ref in self._optimizers.values() if (each := ref())]
+        try:
+            self._state = PendingState(self._ends, stepped, loss)
+        except (RuntimeError, TypeError, ValueError, AttributeError) as error:
+            # Parameters may be tensors of any library.
+            self._problem(f"{_UNKNOWN_STATE} ({first_line(error)}).")
+
+    def _state_read(self) -> TrainingState | None:
+        try:
+            return self._state.read() if self._state else None
+        except RuntimeError as error:
+            self._problem(f"{_UNKNOWN_STATE} ({first_line(error)}).")
+            return None
 
     def _take_time(self) -> None:
         if self._clock is None or self._clock.mark():
@@ -260,6 +303,7 @@ class StepRecorder:
             host_us=[(end_s - start_s) * 1e6 for start_s, end_s in pairwise(self._ends_s)],
             gpu_us=self._gpu_us(),
             peak_memory_gb=self._peak_memory_gb,
+            state=self._state_read(),
             trace=trace_file(rank) if has_trace else None,
             profiled_s=None if self._profiled_from_s is None else (self._profiled_from_s, time.time()),
             environment=self._environment(),

@@ -83,6 +83,8 @@ class Card:
     """The file's content in blocks, for the page."""
     use: list[str] = field(default_factory=list)
     """Lines for training with it, to be copied from the page."""
+    to_write: list[str] = field(default_factory=list)
+    """Lines for the user's script, without which those do not give it; shown verbatim."""
     limits: str = ""
     """Why the lines may not hold where training runs, shown beside them; empty if they do."""
 

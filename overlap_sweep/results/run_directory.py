@@ -273,6 +273,7 @@ def clear(directory: Path) -> None:
     leftovers = [directory / RESULT_FILE, *directory.glob(".*.tmp")]
     leftovers += [*directory.glob("trace_*.json.gz"), *directory.glob(".tmp_trace_*")]
     leftovers += [directory / "job_recorder", directory / "job_steps", *directory.glob("job_rank*.json")]
+    leftovers += directory.glob("job_levers_*")
     leftovers += directory.glob(f"{NSYS_REPORT}_*")
     # Written from the result of a training run.
     leftovers += directory.glob("results_*_tp*_dp*.json")

@@ -6,8 +6,8 @@ comparisons and histories, for every workload in the same way.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Generic, Literal, NamedTuple, Protocol, Self, TypeVar
 
@@ -17,27 +17,25 @@ from overlap_sweep.report.charts import Key as Part
 from overlap_sweep.report.numbers import as_us
 from overlap_sweep.report.section import Exhibit, File
 from overlap_sweep.report.table import PointRow, Table
-from overlap_sweep.results import verdict
 from overlap_sweep.results.comparable import Key, Sample
-from overlap_sweep.results.estimate import Estimate, estimate
 from overlap_sweep.results.gain import Gain
-from overlap_sweep.results.measured import Timing
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.provenance import different_environments
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.traces import TraceReading
+from overlap_sweep.study.rows import R as R
+from overlap_sweep.study.rows import SettingRow as SettingRow
+from overlap_sweep.study.rows import Times as Times
+from overlap_sweep.study.rows import in_brief as in_brief
+from overlap_sweep.study.rows import step_times as step_times
+from overlap_sweep.study.rows import time_of_point as time_of_point
 from overlap_sweep.study.settings import Naming, Options, key
 
 if TYPE_CHECKING:
-    from overlap_sweep.effects.comparison import Effect
+    from overlap_sweep.study.equality import Run
 
 STEP = "step"
 """The work that times are of where no amount of work is known."""
-
-
-def in_brief(notes: Mapping[str, bool]) -> str:
-    """Returns the notes that hold, for a row of a table."""
-    return ", ".join(note for note, holds in notes.items() if holds)
 
 
 class Case(Protocol):
@@ -58,120 +56,7 @@ class Case(Protocol):
     def _asdict(self) -> dict[str, object]: ...
 
 
-@dataclass(frozen=True)
-class Times:
-    """The times of one setting over its points. Workloads add what else they measured."""
-
-    step: Estimate
-    """Time that settings are compared by, of a step or of what else a point repeats, with its noise."""
-
-
-def time_of_point(timing: Timing) -> Times:
-    """Returns the median of a point's samples, with the noise within it."""
-    return Times(estimate(timing.samples_us))
-
-
-def step_times(settings: Sequence[Sequence[Point]], timing: Callable[[Point], Timing]) -> list[Times]:
-    """Returns the time of each setting whose points have one timing each: the mean of its points, with the noise
-    between points of all settings, and what such points typically differ by."""
-    samples_us = [[timing(point).samples_us for point in points] for points in settings]
-    limited = [any(point.launch_bound for point in points) for points in settings]
-    device = settings[0][0].config.runtime.device
-    return [Times(step) for step in verdict.times_of_steps(samples_us, limited, device)]
-
-
 C = TypeVar("C", bound=Case)
-T = TypeVar("T", bound=Times, covariant=True)
-
-
-@dataclass(frozen=True)
-class SettingRow(Generic[T]):
-    """One setting over all its points, or one point by itself. Workloads add properties for their columns."""
-
-    setting: str
-    """What distinguishes it from the other settings of its case, in words."""
-    whole_setting: str
-    """Every option that is not at its default, in words."""
-    options: Options
-    points: list[Point]
-    """In the order of their starts."""
-    times: T
-    standing: str = ""
-    """`best`, `best, proven`, `reference`, or `only` if there is no other setting; empty for the others."""
-    over_reference: float = 1.0
-    """The reference's time over this one's, for the same work."""
-    effect: "Effect | None" = None
-    """Its differences from the reference in what ran; None without traces of both."""
-
-    @property
-    def step(self) -> Estimate:
-        return self.times.step
-
-    @property
-    def time_us(self) -> float:
-        return self.step.time_us
-
-    @property
-    def amounts(self) -> Mapping[str, float | None]:
-        """Returns the work of a step by what it is counted in, such as `sample`; None if it is not known. Settings are
-        compared per the first that all of them know."""
-        return {}
-
-    @property
-    def amount(self) -> float:
-        """Returns the work of a step, in what of it is known first; 1 if nothing is."""
-        return next(filter(None, self.amounts.values()), 1.0)
-
-    def per(self, work: str) -> Estimate:
-        """Returns the time of a unit of the work; of a step if the amount is not known."""
-        return self.step.relative_to(self.amounts.get(work) or 1.0)
-
-    @property
-    def none_us(self) -> float | None:
-        """Returns the time with no overlap; None if it was not measured."""
-        return None
-
-    @property
-    def floor_us(self) -> float | None:
-        """Returns the time without communication; None if it was not measured."""
-        return None
-
-    @property
-    def unit(self) -> str | None:
-        """Returns what the time is of if it is not that of a step."""
-        return None
-
-    @property
-    def in_words(self) -> str:
-        """Returns the time and what follows from it, for a sentence."""
-        return f"{as_us(self.time_us)} us"
-
-    @property
-    def may_win(self) -> bool:
-        """Returns whether the setting may be the answer if others may, too."""
-        return True
-
-    @property
-    def launch_bound(self) -> bool:
-        return any(point.launch_bound for point in self.points)
-
-    @property
-    def chosen(self) -> bool:
-        return self.standing.startswith(("best", "only"))
-
-    @property
-    def notes(self) -> Mapping[str, bool]:
-        """Returns what distinguishes it from rows that are simply slower, and whether that holds."""
-        return {"launch-bound": self.launch_bound}
-
-    @property
-    def note(self) -> str:
-        standing = "" if self.standing == "only" else self.standing
-        idle = self.effect is not None and not self.effect.changed
-        return in_brief({standing: bool(standing), **self.notes, "changed nothing": idle})
-
-
-R = TypeVar("R", bound=SettingRow[Times])
 
 
 @dataclass(frozen=True)
@@ -225,6 +110,17 @@ class CaseAnalysis(Generic[C, R]):
     def shown_first(self) -> tuple[R, R]:
         """Returns the rows that are shown however slow they are."""
         return self.best, self.reference
+
+    def with_rows(self, rows: list[R]) -> Self:
+        """Returns the analysis with other rows in the places of its own."""
+        by_setting = {row.setting: row for row in rows}
+        return replace(
+            self,
+            rows=rows,
+            reference=by_setting[self.reference.setting],
+            best=by_setting[self.best.setting],
+            unjudged=[by_setting[row.setting] for row in self.unjudged],
+        )
 
 
 class Bar(NamedTuple):
@@ -313,6 +209,15 @@ class Study(ABC, Generic[C, R]):
         """Returns what is equal for points with the same setting."""
         return key(self.options(point))
 
+    def computed(self, point: Point) -> "Run":
+        """Returns what an `ok` point has computed, to see whether settings compute the same."""
+        return {}
+
+    def effect_entry(self, option: str) -> str | None:
+        """Returns the entry of effects/settings.yaml by which one sees an option; empty if traces do not show it, None
+        if its name says it."""
+        return None
+
     def roles(self, option: str) -> Collection[Role]:
         """Returns what changing the option changes."""
         return (SCHEDULES,)
@@ -323,6 +228,10 @@ class Study(ABC, Generic[C, R]):
 
     def to_use(self, analysis: CaseAnalysis[C, R]) -> str:
         """Returns the command or overrides that give the best setting; empty if nothing is needed."""
+        return ""
+
+    def to_write(self, analysis: CaseAnalysis[C, R]) -> str:
+        """Returns the lines for the user's script that the best setting needs besides; empty if there are none."""
         return ""
 
     def sentences(self, analysis: CaseAnalysis[C, R]) -> Iterable[str]:

@@ -60,7 +60,16 @@ def point_row(study: Study[C, R], point: Point, placed: R) -> R:
     """Returns the row of a single `ok` point. `placed`: that of its setting."""
     options = study.options(point)
     name = study.naming.in_words(options)
-    return study.row(name, name, options, [point], study.times_of_point(point), placed.standing, effect=placed.effect)
+    return study.row(
+        name,
+        name,
+        options,
+        [point],
+        study.times_of_point(point),
+        placed.standing,
+        effect=placed.effect,
+        equality=placed.equality,
+    )
 
 
 def rows_of(study: Study[C, R], points: Iterable[Point]) -> list[R]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 from overlap_sweep.overlap import space
 from overlap_sweep.report import causes
 from overlap_sweep.report.comparison import Comparing
-from overlap_sweep.report.numbers import as_us
+from overlap_sweep.report.numbers import UNDEFINED, as_us
 from overlap_sweep.report.section import Answer, Section, Sources
 from overlap_sweep.report.table import Column, Kind, Listing, PointRow, Table, attribute, points_table, through
 from overlap_sweep.results.comparable import Comparable, KeyedTime
@@ -23,6 +23,7 @@ from overlap_sweep.results.traces import read_traces
 from overlap_sweep.study import C, CaseAnalysis, R, Study
 from overlap_sweep.study.analysis import analyse, point_row
 from overlap_sweep.study.effects import with_effects
+from overlap_sweep.study.equality import with_equality
 from overlap_sweep.study.exhibits import exhibits
 from overlap_sweep.study.words import card, cautions, sentences
 
@@ -58,6 +59,16 @@ EFFECT: Row = Column(
     header="effect",
     dropped=9,
     queried=True,
+)
+RESULTS: Row = Column(
+    "results",
+    lambda row: row.equality.verdict if row.equality else None,
+    "Whether it computes the same as the reference, by norms of gradients and parameters and by losses: equal bit by "
+    "bit, equal but for rounding, differs, or unknown; empty where it does not matter.",
+    "text",
+    header="results",
+    words=lambda row: {"unknown": UNDEFINED}.get(row.equality.verdict, row.equality.verdict) if row.equality else "",
+    dropped=6,
 )
 CHOSEN: Row = attribute("chosen", "The best setting among those that are compared.", "flag", queried=True)
 NOTE: Row = attribute("", "", "text", "note", header="note", style="reason")
@@ -171,6 +182,7 @@ def section(study: Study[C, R], sources: Sources) -> Section | None:
     traces = read_traces(ok) if study.reads_traces else {}
     study = study.over(ok, traces)
     analyses = analyse(study, ok, sources.records.knobs)
+    analyses = with_equality(study, analyses)
     if study.shows_effects:
         analyses = with_effects(study, analyses)
     placed = {point.directory: row for one in analyses for row in one.rows for point in row.points}

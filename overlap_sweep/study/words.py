@@ -8,7 +8,7 @@ from overlap_sweep.report.section import Card
 from overlap_sweep.results.estimate import LEAST_RUNS
 from overlap_sweep.results.gain import nothing_beat
 from overlap_sweep.results.provenance import recorded_warnings, slowed_gpus
-from overlap_sweep.study import C, CaseAnalysis, R, Study, effects
+from overlap_sweep.study import C, CaseAnalysis, R, Study, effects, equality
 from overlap_sweep.study.analysis import wanted_runs
 
 ADVISED_RUNS = 3
@@ -28,16 +28,18 @@ def headline(analysis: CaseAnalysis[C, R]) -> str:
         return f"Too few runs to tell which is fastest; add repetition={repetitions} resume=last"
     if best is analysis.reference or analysis.gain is None:
         return nothing_beat(best.setting, "keep it")
-    return f"Use {best.setting}: {analysis.gain.in_words(analysis.against, analysis.per)}"
+    word = " only if results may differ" if best.computes_differently else ""
+    return f"Use {best.setting}{word}: {analysis.gain.in_words(analysis.against, analysis.per)}"
 
 
 def sentences(study: Study[C, R], analysis: CaseAnalysis[C, R]) -> list[str]:
     """Returns sentences on the best setting, how to get it, and what the workload adds."""
-    use = _use(study, analysis)
+    use, code = _use(study, analysis), _to_write(study, analysis)
     return [
         f"{headline(analysis)}.",
         _times_and_reason(analysis),
         *([f"{study.use}: {use}"] if use else []),
+        *([f"Write: {code[0]}"] if len(code) == 1 else ["Write:", *(f"  {line}" for line in code)] if code else []),
         *_shared(analysis),
         *study.sentences(analysis),
     ]
@@ -52,12 +54,17 @@ def card(study: Study[C, R], analysis: CaseAnalysis[C, R]) -> Card:
         headline(analysis),
         [_times_and_reason(analysis), *more],
         use=[use] if use else [],
+        to_write=_to_write(study, analysis),
         limits=study.limits(analysis),
     )
 
 
 def _use(study: Study[C, R], analysis: CaseAnalysis[C, R]) -> str:
     return study.to_use(analysis) if analysis.best.may_win else ""
+
+
+def _to_write(study: Study[C, R], analysis: CaseAnalysis[C, R]) -> list[str]:
+    return study.to_write(analysis).splitlines() if analysis.best.may_win else []
 
 
 def _times_and_reason(analysis: CaseAnalysis[C, R]) -> str:
@@ -74,7 +81,8 @@ def _shared(analysis: CaseAnalysis[C, R]) -> list[str]:
 def cautions(study: Study[C, R], analysis: CaseAnalysis[C, R]) -> list[str]:
     """Returns the caveats, a sentence each; empty if there are none."""
     return [
-        *effects.cautions(analysis),
+        *equality.cautions(analysis),
+        *effects.cautions(analysis.best.setting, analysis.best.effect, [row.effect for row in analysis.rows]),
         *_too_few_runs(analysis),
         *_trains_differently(study, analysis),
         *study.cautions(analysis),

@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from overlap_sweep.effects import Setting as InForce
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.space import Setting
@@ -176,10 +177,14 @@ class LayerTimes:
     """Whether the host was too slow, so that the times say nothing about the GPU."""
     relative_error: float | None
     """Largest relative error of any tensor, compared with no overlap."""
+    effect: str | None = None
+    """Aspects of what ran that differ from `reference`, or `nothing`; None without traces of both."""
     settings: dict[str, Setting]
     """Settings by slot."""
     switches: dict[str, bool]
     """Megatron-Core's switches; empty without overlap."""
+    slots: list[InForce] = field(default_factory=list)
+    """Whether each slot of `settings` ran; empty without traces."""
 
 
 @dataclass(frozen=True, kw_only=True)

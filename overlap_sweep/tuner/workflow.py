@@ -194,26 +194,28 @@ def _run_trial(
     """Measures one layer with these variants, by their names in reports, and adds it to the trials, replacing that of
     an earlier run. `noise`: how many times that of the proof is enough."""
     point = f"{name}_{case_word(task)}"
-    job = _layer_job(whole, task, point, list(dict.fromkeys(variants.values())), noise)
+    traced = TUNED in variants
+    job = _layer_job(whole, task, point, list(dict.fromkeys(variants.values())), noise, traced=traced)
     of_proof = DEFAULT in variants and variants.get(TUNED, NONE) == NONE
     if of_proof and not workloads.load("layer").overlap_configs(job.point):
         # A layer without any possible overlap would be skipped, and "no overlap" remain unproven, or it would remain
         # unknown whether the layer runs without the tuned settings.
-        job = _layer_job(whole, task, point, [NONE], noise)
+        job = _layer_job(whole, task, point, [NONE], noise, traced=traced)
     (result,) = whole.measurements.run([job])
     at = next((index for index, other in enumerate(trials) if other.point == point), len(trials))
     trials[at : at + 1] = [LayerTrial(tp_size=task.point.tp_size, point=point, variants=dict(variants))]
     return result
 
 
-def _layer_job(whole: Sweep, task: Task, subdirectory: str, variants: list[str], noise: float) -> Job:
+def _layer_job(whole: Sweep, task: Task, subdirectory: str, variants: list[str], noise: float, *, traced: bool) -> Job:
     goal = whole.config.tuner.noise_goal
     overrides = [
         *(override for override in task.overrides if _holds_for_layers(override)),
         "workload=layer",
         f"layer.kind={_kind_to_prove(task.point.model, whole.config)}",
         f"layer.variants={override_value(variants)}",
-        "profile=none",
+        # What ran in the slots of the file is seen in the traces of the proof.
+        f"profile={'all' if traced and whole.config.profile != 'none' else 'none'}",
         *([] if goal is None else [f"workload.noise_goal={noise * goal:g}"]),
         f"hydra.sweep.subdir={override_value(subdirectory)}",
     ]

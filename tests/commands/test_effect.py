@@ -45,3 +45,25 @@ def test_ranks_may_be_given_by_themselves(recorded: Path) -> None:
 
     assert "thread blocks of all_reduce: 24 became 4 (bwd, 2 ranks)" in done.stdout
     assert done.stderr == "warning: Compared rank 1 of 2: what changes on others is unknown.\n"
+
+
+def test_slots_of_a_file_are_looked_for(recorded: Path, tmp_path: Path) -> None:
+    (tmp_path / "cfg.yaml").write_text("fc2_fprop: {method: pipeline, num_sm: 16, num_splits: 4, cga_size: 2}\n")
+    against = (recorded / "ub_pipeline_fc2", "--against", recorded / "ub_none")
+
+    done = analyze(
+        "effect", *against, "--set", f"tp_comm_overlap_cfg={tmp_path}/cfg.yaml", "--set", "fc1_dgrad=bulk_sm8"
+    )
+
+    bulk, instead = "userbuffers_fp16_sum_inplace_gpu_rw_ag with 16 blocks", "in place of NCCL's"
+    assert done.stdout.splitlines()[-2:] == [
+        "  fc2_fprop=pipeline num_sm=16 num_splits=4: in force: 4 userbuffers_fp16_sum_inplace_gpu_rr_rs_oop with 16 "
+        f"blocks, {instead} reduce_scatter of 33.6 MB",
+        f"  fc1_dgrad=bulk num_sm=8: not in force: 1 {bulk} ran, not num_sm=8, {instead} all_gather of 33.6 MB",
+    ]
+
+
+def test_what_is_asked_of_a_slot_is_the_name_of_a_setting(recorded: Path) -> None:
+    done = analyze("effect", recorded / "ub_default", "--against", recorded / "ub_none", "--set", "fc1_dgrad=16")
+
+    assert done.stderr.endswith("error: --set fc1_dgrad=16: 16 is not a setting; give one such as bulk_sm16.\n")

@@ -7,9 +7,9 @@ from pathlib import Path
 ARCHIVES = Path(__file__).parent.parent / "data" / "effects"
 
 
-def unpack(directory: Path) -> Path:
-    """Restores ARCHIVE/NAME/trace_rank<r>.json in the directory."""
-    for archive in sorted(ARCHIVES.glob("*.tar.xz")):
+def unpack(directory: Path, name: str = "*") -> Path:
+    """Restores ARCHIVE/NAME/trace_rank<r>.json in the directory, of one archive or all."""
+    for archive in sorted(ARCHIVES.glob(f"{name}.tar.xz")):
         with tarfile.open(archive) as tar:
             tar.extractall(directory / archive.name.removesuffix(".tar.xz"), filter="data")
     return directory

@@ -74,7 +74,7 @@ H200X2 = [
         "h200x2",
         "fsdp2_each_micro_batch",
         "fsdp2_accumulated",
-        {"calls", "computation", "copies"},
+        {"calls", "computation", "grid", "copies"},
         "requires_gradient_sync=False",
         "in force",
     ),
@@ -84,11 +84,182 @@ H200X2 = [
     Pair("h200x2", "fsdp2_1", "fsdp2_connections_1", {"overtaking"}, "CUDA_DEVICE_MAX_CONNECTIONS=1", "in force"),
     Pair("h200x2", "fsdp2_1", "fsdp2_connections_8", NOTHING, "CUDA_DEVICE_MAX_CONNECTIONS=8", "cannot be seen"),
     # Userbuffers
-    Pair("h200x2", "ub_none", "ub_default", {"calls", "gemms", "copies"}, "tp_comm_overlap=True", "in force"),
-    Pair("h200x2", "ub_default", "ub_none", {"calls", "gemms", "copies"}, "tp_comm_overlap=False", "in force"),
+    Pair("h200x2", "ub_none", "ub_default", {"calls", "gemms", "grid", "copies"}, "tp_comm_overlap=True", "in force"),
+    Pair("h200x2", "ub_default", "ub_none", {"calls", "gemms", "grid", "copies"}, "tp_comm_overlap=False", "in force"),
     Pair("h200x2", "ub_default", "ub_no_bulk_wgrad", {"calls", "gemms", "copies"}),
     Pair("h200x2", "ub_default", "ub_pipeline_fc2", NOTHING),
     Pair("h200x2", "ub_default", "ub_bulk_16_sm", {"gemms"}),
+]
+
+FRAMEWORKS = [
+    *(
+        Pair("h200x2_frameworks", before, after, NOTHING)
+        for before, after in (
+            ("ddp_unmarked", "ddp_unmarked_again"),
+            ("graph_1", "graph_2"),
+            ("mc_1", "mc_2"),
+            ("ds_zero2", "ds_zero2_again"),
+            ("tp_plain", "tp_plain_again"),
+            # What Megatron-LM chooses by itself.
+            ("mc_overlap_grad_reduce", "mc_bucket_40m"),
+        )
+    ),
+    # Without ProfilerStep, and in CUDA graphs.
+    Pair(
+        "h200x2_frameworks",
+        "ddp_unmarked",
+        "ddp_unmarked_bucket_4",
+        {"calls", "blocks", "threads"},
+        "bucket_cap_mb=4",
+        "in force",
+    ),
+    Pair("h200x2_frameworks", "graph_1", "graph_4_chunks", {"calls"}),
+    Pair("h200x2_frameworks", "graph_unmarked", "graph_unmarked_4_chunks", {"calls"}),
+    # Of published recipes.
+    *(
+        Pair("h200x2_frameworks", f"{one}_1", f"{one}_avoid_record_streams", NOTHING, setting, "cannot be seen")
+        for one in ("ddp", "fsdp2")
+        for setting in ("TORCH_NCCL_AVOID_RECORD_STREAMS=1",)
+    ),
+    Pair(
+        "h200x2_frameworks",
+        "fsdp2_1",
+        "fsdp2_net_chunk",
+        NOTHING,
+        "NCCL_P2P_NET_CHUNKSIZE=2097152",
+        "cannot be seen",
+    ),
+    Pair(
+        "h200x2_frameworks",
+        "ub_default",
+        "ub_layernorm_margin",
+        {"grid"},
+        "NVTE_FWD_LAYERNORM_SM_MARGIN=16",
+        "in force",
+    ),
+    *(
+        Pair("h200x2_frameworks", "ub_default", f"ub_preset_{slot}", NOTHING)
+        for slot in ("qkv_fprop", "proj_dgrad", "fc1_fprop", "fc2_fprop", "fc2_dgrad")
+    ),
+    *(
+        Pair("h200x2_frameworks", "ub_default", f"ub_preset_{slot}", {"blocks", "gemms"})
+        for slot in ("qkv_dgrad", "qkv_wgrad", "fc1_dgrad", "fc1_wgrad")
+    ),
+    Pair("h200x2_frameworks", "ub_default", "ub_preset_proj_fprop", {"blocks", "grid"}),
+    # Symmetric memory: of a pool that is registered as symmetric, and of one that is not.
+    Pair(
+        "h200x2_frameworks",
+        "fsdp2_1",
+        "fsdp2_symmetric",
+        {"kernel", "blocks", "threads", "computation"},
+        "symm_mem=1",
+        "in force",
+    ),
+    Pair(
+        "h200x2_frameworks",
+        "fsdp2_1",
+        "fsdp2_copy_engines",
+        {"kernel", "blocks", "threads", "computation"},
+        "NCCL_CTA_POLICY=2",
+        "in force",
+    ),
+    Pair("h200x2_frameworks", "fsdp2_1", "fsdp2_group_buffers", {"blocks"}, "symm_mem=1", "fell back"),
+    # Megatron-Core
+    Pair(
+        "h200x2_frameworks",
+        "mc_1",
+        "mc_overlap_grad_reduce",
+        {"calls", "blocks", "threads", "computation", "grid"},
+        "overlap_grad_reduce=True",
+        "in force",
+    ),
+    Pair(
+        "h200x2_frameworks",
+        "mc_overlap_grad_reduce",
+        "mc_overlap_both",
+        {"calls"},
+        "overlap_param_gather=True",
+        "in force",
+    ),
+    Pair(
+        "h200x2_frameworks",
+        "mc_overlap_grad_reduce",
+        "mc_bucket_8m",
+        {"calls", "computation", "grid"},
+        "ddp_bucket_size=8000000",
+        "in force",
+    ),
+    Pair(
+        "h200x2_frameworks",
+        "mc_plain",
+        "mc_plain_overlap",
+        {"calls", "computation"},
+        "overlap_grad_reduce=True",
+        "in force",
+    ),
+    # DeepSpeed: with its default, one bucket has all gradients of a small model.
+    Pair("h200x2_frameworks", "ds_zero2", "ds_zero2_overlap", NOTHING, "overlap_comm=True", "cannot be seen"),
+    Pair(
+        "h200x2_frameworks",
+        "ds_zero2_bucket",
+        "ds_zero2_bucket_overlap",
+        {"stream"},
+        "overlap_comm=True",
+        "in force",
+    ),
+    Pair(
+        "h200x2_frameworks",
+        "ds_zero2",
+        "ds_zero2_bucket",
+        {"calls", "blocks", "threads", "computation"},
+        "reduce_bucket_size=8000000",
+        "in force",
+    ),
+    Pair("h200x2_frameworks", "ds_zero2", "ds_zero2_gather", NOTHING, "allgather_bucket_size=8000000", "not in force"),
+    Pair("h200x2_frameworks", "ds_zero3", "ds_zero3_overlap", NOTHING, "overlap_comm=True", "cannot be seen"),
+    Pair("h200x2_frameworks", "ds_zero3", "ds_zero3_no_overlap", {"stream"}, "overlap_comm=False", "in force"),
+    Pair(
+        "h200x2_frameworks",
+        "ds_zero3",
+        "ds_zero3_no_prefetch",
+        {"calls", "computation"},
+        "stage3_prefetch_bucket_size=0",
+        "in force",
+    ),
+    # Tensor parallelism: async of torch.compile, and userbuffers by kind.
+    Pair(
+        "h200x2_frameworks",
+        "tp_plain",
+        "tp_async",
+        {"calls", "gemms", "computation", "grid", "copies"},
+        "_micro_pipeline_tp=True",
+        "in force",
+    ),
+    Pair("h200x2_frameworks", "tp_all_reduce", "tp_all_reduce_async", NOTHING, "async_tp=True", "not in force"),
+    Pair(
+        "h200x2_frameworks",
+        "ub_none",
+        "ub_default",
+        {"calls", "gemms", "grid", "copies"},
+        "tp_comm_overlap=True",
+        "in force",
+    ),
+    Pair(
+        "h200x2_frameworks",
+        "ub_default",
+        "ub_no_bulk_dgrad",
+        {"calls", "gemms", "copies"},
+        "tp_comm_bulk_dgrad=False",
+        "in force",
+    ),
+    Pair(
+        "h200x2_frameworks",
+        "ub_default",
+        "ub_no_all_gather",
+        {"calls", "kernel", "blocks", "threads", "gemms", "copies"},
+        "tp_comm_overlap_ag=False",
+        "in force",
+    ),
 ]
 
 
@@ -138,7 +309,9 @@ def effect_of(folder: Path, pair: Pair) -> Effect:
 
 
 @pytest.mark.parametrize(
-    "pair", [*H200X2, *CPU_GLOO], ids=lambda pair: f"{pair.archive}-{pair.before}-{pair.after}-{pair.setting}"
+    "pair",
+    [*H200X2, *FRAMEWORKS, *CPU_GLOO],
+    ids=lambda pair: f"{pair.archive}-{pair.before}-{pair.after}-{pair.setting}",
 )
 def test_planted_changes_and_no_others_are_found(folder: Path, pair: Pair) -> None:
     found = effect_of(folder, pair)

@@ -198,6 +198,14 @@ def test_as_many_combinations_as_asked_for_are_tried_together(copied: Path, toge
     assert slots_of(proof)["fc2_fprop"]["method"] == ("pipeline" if tried else "ring_exchange")
 
 
+@pytest.mark.parametrize(("profile", "of_proof"), [("best", "all"), ("none", "none")])
+def test_the_proof_is_traced_unless_nothing_is(copied: Path, profile: str, of_proof: str) -> None:
+    """Its traces show what ran in the slots of the file."""
+    launcher = tuned(copied, "tp_size=2", "tuner.together=2", f"profile={profile}")
+
+    assert [point["profile"] for point in layers(launcher)] == ["none", of_proof]
+
+
 def test_a_layer_that_fails_leaves_the_operators_answer_and_is_run_without_the_tuned_one(copied: Path) -> None:
     def no_layers(point: Mapping[str, Any]) -> Result:
         assert point["workload"]["name"] == "layer"

@@ -60,7 +60,7 @@ def complete(config: Config) -> dict[str, object]:
     if config.backend != "auto":
         raise UserError(f"backend={config.backend}: workload=job has no backends; leave it out.")
     _check_names(config)
-    levers.chosen(config.job.levers)
+    _check_levers(config)
     check_metric(config.job)
     overlap, run = _overlap_config(config), Path("run")
     arguments(config, run)
@@ -88,6 +88,8 @@ def refusal(point: Resolved) -> str | None:
         )
     if job.metric is None and job.metric_is != "rate":
         return "job.metric_is has no effect without job.metric"
+    if runtime.device == "cpu" and (needing := levers.needing_gpus(levers.chosen(job.levers))):
+        return f"job.levers.{needing[0]} has a meaning on GPUs only"
     if runtime.threads_per_rank != 1:
         return "runtime.threads_per_rank has no effect on a command; give +job.env.OMP_NUM_THREADS=..."
     if of_levers := _levers_refusal(point):
@@ -288,6 +290,16 @@ def _check_names(config: Config) -> None:
             raise UserError(f"job.env.{name} and runtime.max_connections set the same; give one of them.")
 
 
+def _check_levers(config: Config) -> None:
+    chosen, known = levers.chosen(config.job.levers), levers.levers()
+    for name in chosen:
+        variable = known[name].environment
+        if config.job.env.get(variable) is not None:
+            raise UserError(f"job.levers.{name} and job.env.{variable} set the same; give one of them.")
+        if variable == "CUDA_DEVICE_MAX_CONNECTIONS" and config.runtime.max_connections is not None:
+            raise UserError(f"job.levers.{name} and runtime.max_connections set the same; give one of them.")
+
+
 def _existing(point: Config, name: str) -> Path | None:
     """Returns the file of that name, relative to the working folder or to where launch.py was started."""
     for folder in (working_folder(point, Path("run")), Path()):
@@ -365,10 +377,25 @@ def command_line(point: Resolved) -> str:
     elif any("run" in placeholders(one) for one in (job.command, *map(in_words, job.env.values()))):
         first += ["mkdir", "-p", "run", "&&"]
     variables = {} if connections is None else {"CUDA_DEVICE_MAX_CONNECTIONS": str(connections)}
-    variables |= _variables(job, texts)
+    variables |= levers.environment(_known_levers(point)) | _variables(job, texts)
     assigned = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
     words, changes = split(job.command, texts, "job.command"), _changes(point, None)
     return " ".join([*first, *assigned, shlex.join(programs.changed(words, changes.values()))])
+
+
+def in_processes(point: Resolved) -> dict[str, levers.Value]:
+    """Returns the point's levers that are applied in the training's processes, which the command line lacks."""
+    return {name: value for name, value in _known_levers(point).items() if levers.levers()[name].is_in_process}
+
+
+def to_write(point: Resolved) -> str:
+    """Returns the lines for the script that do what those levers did; empty if there are none."""
+    return "\n".join(levers.levers()[name].written(value) for name, value in in_processes(point).items())
+
+
+def _known_levers(point: Resolved) -> dict[str, levers.Value]:
+    """Returns the point's levers without those of packages that are not installed where it is analysed."""
+    return {name: value for name, value in levers.flat(point.job.levers) if name in levers.levers()}
 
 
 def _by_hand(point: Resolved) -> dict[str, Filling]:

@@ -72,6 +72,9 @@ class Job:
     the recorded step times."""
     metric_is: Annotated[str, one_of("rate", "seconds", "milliseconds")] = "rate"
     """Kind of the metric: work per second, or time per step."""
+    loss: Annotated[str, VERBATIM] | None = None
+    """Regular expression with one group for the loss in the command's output, such as `loss: ([0-9.]+)`, to see whether
+    settings compute the same. Norms of gradients and parameters are compared without it."""
     samples_per_step: Annotated[str, VERBATIM] | None = None
     """Samples in a step of all ranks: a number or a product such as `{batch} * {ranks}`. Settings are then compared by
     time per sample."""
@@ -107,6 +110,7 @@ class ResolvedJob(Job):
     tokens_per_step: Line | float | None = field()  # type: ignore[assignment]
     optimizer_steps: Annotated[int, Meta(ge=1, le=10**5)] | None = field()
     metric: Line | None = field()
+    loss: Line | None = None
     metric_is: Annotated[str, one_of("rate", "seconds", "milliseconds")] = field()
     files: Annotated[dict[Line, Name], Meta(max_length=MOST_VALUES)] = field(default_factory=dict)
     """Digests of the files that the point depends on, by name."""

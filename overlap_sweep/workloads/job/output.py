@@ -4,7 +4,7 @@ import math
 import re
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -99,22 +99,27 @@ def _ended(status: int) -> str:
 
 
 def check_metric(job: Job) -> None:
+    if job.loss is not None:
+        _check_pattern("job.loss", job.loss, "loss: ([0-9.]+)")
     if job.metric is None:
         return
-    try:
-        metric = re.compile(job.metric)
-    except re.error as error:
-        raise UserError(f"job.metric={job.metric} is not a regular expression ({error}); see Python's re.") from None
-    if metric.groups != 1:
-        raise UserError(
-            f"job.metric={job.metric} has {metric.groups} groups; put brackets around the number only: "
-            "'tps: ([0-9.]+)'."
-        )
+    _check_pattern("job.metric", job.metric, "tps: ([0-9.]+)")
     given = [f"job.{name}" for name in _given_amounts(job)]
     if job.metric_is == "rate" and len(given) > 1 and not amount_of(job):
         raise UserError(
             f"job.metric={job.metric} may be a rate of samples or of tokens; name its group (?P<samples>...) or "
             f"(?P<tokens>...), or leave out one of {' and '.join(given)}."
+        )
+
+
+def _check_pattern(option: str, text: str, such_as: str) -> None:
+    try:
+        pattern = re.compile(text)
+    except re.error as error:
+        raise UserError(f"{option}={text} is not a regular expression ({error}); see Python's re.") from None
+    if pattern.groups != 1:
+        raise UserError(
+            f"{option}={text} has {pattern.groups} groups; put brackets around the number only: '{such_as}'."
         )
 
 
@@ -182,9 +187,7 @@ class Output:
     def _find(self, node: int, line: str, after_s: float) -> None:
         source = _SOURCE.match(line)
         for match in self._pattern.finditer(line):
-            # `([0-9.]+)` ends at a separator of thousands.
-            text = (match[1] or "") + (_THOUSANDS.match(line, match.end(1)) or [""])[0]
-            number = _Number(text.replace(",", ""), after_s, self._read_s)
+            number = _Number(_number_in(line, match), after_s, self._read_s)
             self._by_source.setdefault((node, source[1] if source else ""), []).append(number)
             before = _LAST_WORD.search(line[: match.start(1)])
             self.name = self.name or (before[1][-LONGEST_UNIT:] if before else "unit")
@@ -218,3 +221,47 @@ class Output:
                 final=True,
             )
         return 1e6 / value if self._job.metric_is == "rate" else value * _US[self._job.metric_is]
+
+
+def _number_in(line: str, match: re.Match[str]) -> str:
+    """Returns the number of a match. `([0-9.]+)` ends at a separator of thousands."""
+    text = (match[1] or "") + (_THOUSANDS.match(line, match.end(1)) or [""])[0]
+    return text.replace(",", "")
+
+
+def printed_losses(job: Job, logs: Mapping[Path, int]) -> list[str]:
+    """Returns the first losses in the logs by `job.loss`, as they were printed, at most one for each skipped step.
+
+    Where logs name ranks, they are those of the rank that printed first. `logs`: with the byte at which the output
+    begins. PointFailed if one is no number.
+    """
+    found: dict[tuple[Path, str], list[str]] = {}
+    for path, start in logs.items() if job.loss else ():
+        for source, text in _matches(re.compile(job.loss or ""), path, start):
+            own = found.setdefault((path, source), [])
+            own.append(text)
+            if own is next(iter(found.values())) and len(own) >= job.skip_steps:
+                return [_loss(job, one) for one in own]
+    return [_loss(job, one) for one in next(iter(found.values()), [])]
+
+
+def _matches(pattern: re.Pattern[str], path: Path, start: int) -> Iterator[tuple[str, str]]:
+    """Yields the rank that a log names, if it does, and the number of each match."""
+    with path.open("rb") as log:
+        log.seek(start)
+        # Progress bars write over their line.
+        for piece in (piece for line in log for piece in line.split(b"\r")):
+            text = _COLOURS.sub(b"", piece).decode(errors="replace")
+            source = _SOURCE.match(text)
+            for match in pattern.finditer(text):
+                yield source[1] if source else "", _number_in(text, match)
+
+
+def _loss(job: Job, text: str) -> str:
+    try:
+        float(text)
+    except ValueError:
+        raise PointFailed(
+            f"job.loss={job.loss} found '{text}', which is no number; put the parentheses around one", final=True
+        ) from None
+    return text

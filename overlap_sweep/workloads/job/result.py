@@ -8,6 +8,7 @@ import msgspec
 from overlap_sweep.config import PointConfig
 from overlap_sweep.declared import Count, Gb, Name, Us
 from overlap_sweep.errors import UserError
+from overlap_sweep.recorder.recording import TrainingState
 from overlap_sweep.report.numbers import as_rate
 from overlap_sweep.results.measured import Measured, Timing
 from overlap_sweep.results.run_directory import Result
@@ -15,7 +16,8 @@ from overlap_sweep.workloads import Sample
 from overlap_sweep.workloads.job.command import as_measured, command_line
 from overlap_sweep.workloads.job.config import Config, Resolved
 
-_MOST = 1000
+MOST = 1000
+"""Most entries of a list."""
 _Amount = Annotated[float, msgspec.Meta(gt=0, lt=1e18)]
 _Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 _Text = Annotated[str, msgspec.Meta(max_length=2000)]
@@ -61,12 +63,17 @@ class JobRun(Measured, kw_only=True, tag="job"):
     """Calls of optimizers, or of overlap_sweep.step(), in a step; null if only a metric was read."""
     peak_memory_gb: Gb | None = None
     """Largest peak memory of tensors on any rank's GPU, 10^9 bytes; null on a CPU."""
+    state: TrainingState | None = None
+    """At the end of the skipped steps: norms and sums over all ranks, also of what several of them have alike, and the
+    mean of the losses that ranks gave."""
+    losses: Annotated[list[_Text], msgspec.Meta(max_length=MOST)] = msgspec.field(default_factory=list)
+    """The first losses that `job.loss` found, as they were printed."""
     profiled_us: Us | None = None
     """Time of a profiled step, median; null without traces."""
     exposed_comm_us: Annotated[float, msgspec.Meta(ge=0)] | None = None
     """Time of a profiled step in which communication runs and no computation; null without traces."""
-    groups: Annotated[list[GroupExposure], msgspec.Meta(max_length=_MOST)] = msgspec.field(default_factory=list)
-    causes: Annotated[list[FoundCause], msgspec.Meta(max_length=_MOST)] = msgspec.field(default_factory=list)
+    groups: Annotated[list[GroupExposure], msgspec.Meta(max_length=MOST)] = msgspec.field(default_factory=list)
+    causes: Annotated[list[FoundCause], msgspec.Meta(max_length=MOST)] = msgspec.field(default_factory=list)
     """The first finding of each cause, the most worthwhile cause first."""
 
     def check(self, result: Result) -> None:

@@ -9,7 +9,9 @@ from functools import cached_property
 from pathlib import PurePath
 from typing import NamedTuple
 
-from overlap_sweep.levers import flat
+from overlap_sweep.levers import OPTION as LEVERS
+from overlap_sweep.levers import flat, of_option
+from overlap_sweep.recorder.recording import Number, TrainingState
 from overlap_sweep.report.numbers import as_us, counted, shortened
 from overlap_sweep.results.measured import Scalar
 from overlap_sweep.results.traces import on_nodes
@@ -19,7 +21,7 @@ from overlap_sweep.workloads.job.command import in_words
 from overlap_sweep.workloads.job.config import Resolved
 from overlap_sweep.workloads.job.result import FoundCause, JobRun, rate_in_words
 
-VALUES, VARIABLES, LEVERS = "job.values.", "job.env.", "job.levers."
+VALUES, VARIABLES = "job.values.", "job.env."
 CONNECTIONS, MULTICAST = "runtime.max_connections", "runtime.multicast"
 LONGEST_VALUE = 60
 
@@ -117,6 +119,33 @@ class JobRow(SettingRow[JobTimes]):
         return self.runs[0].unit or None
 
     @property
+    def must_compute_the_same(self) -> bool:
+        return any(name.startswith(LEVERS) for name in self.options)
+
+    @property
+    def trains_differently(self) -> list[str]:
+        levers = ((name, value, of_option(name)) for name, value in self.options.items())
+        return [
+            f"{name}={in_words(value)}" for name, value, one in levers if one and one.results == "trains differently"
+        ]
+
+    @property
+    def states(self) -> list[TrainingState]:
+        return [run.state for run in self.runs if run.state]
+
+    @property
+    def gradients_norm(self) -> float | None:
+        return _median(_finite(one.gradients_norm) for one in self.states)
+
+    @property
+    def parameters_norm(self) -> float | None:
+        return _median(_finite(one.parameters_norm) for one in self.states)
+
+    @property
+    def loss_of_step(self) -> float | None:
+        return _median(_finite(one.loss) for one in self.states)
+
+    @property
     def rate(self) -> str:
         """Returns the work per second, in words; empty if it is unknown."""
         return rate_in_words(self.time_us, self.unit, self.samples_per_step, self.tokens_per_step)
@@ -185,6 +214,10 @@ Analysis = CaseAnalysis[JobCase, JobRow]
 
 def _common(values: Sequence[float | None]) -> float | None:
     return values[0] if len(set(values)) == 1 else None
+
+
+def _finite(number: Number) -> float | None:
+    return None if isinstance(number, str) else number
 
 
 def _median(values: Iterable[float | None]) -> float | None:

@@ -20,7 +20,7 @@ from overlap_sweep.workloads import Here
 from overlap_sweep.workloads.job import command
 from overlap_sweep.workloads.job.config import Resolved
 from overlap_sweep.workloads.job.nodes import RunningOnNodes, commands_of
-from overlap_sweep.workloads.job.output import Output, last_words
+from overlap_sweep.workloads.job.output import Output, last_words, printed_losses
 from overlap_sweep.workloads.job.steps import fields_of
 
 POLL_S = 0.1
@@ -63,7 +63,10 @@ def run(point: Resolved, directory: Path, here: Here) -> dict[str, object]:
             for node, processes in running.left.items()
         ),
     ]
-    return fields_of(point, directory, watched.recordings, watched.output, warnings)
+    losses = printed_losses(point.job, running.log_starts)
+    if point.job.loss and not losses:
+        warnings.append(f"job.loss={point.job.loss} was not found in the command's output.")
+    return fields_of(point, directory, watched.recordings, watched.output, losses, warnings)
 
 
 def _snapshots(folder: Path, directory: Path) -> Listing:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
 from overlap_sweep.diagnosis import LISTED, Diagnosis
-from overlap_sweep.recorder.recording import Recording
+from overlap_sweep.recorder.recording import NOT_FINITE, Number, Recording, TrainingState
 from overlap_sweep.report.diagnosis import lost
 from overlap_sweep.report.numbers import some_of
 from overlap_sweep.results.measured import summarise
@@ -16,7 +18,7 @@ from overlap_sweep.results.traces import ranks_of_each
 from overlap_sweep.workloads.job import command
 from overlap_sweep.workloads.job.config import Resolved
 from overlap_sweep.workloads.job.output import AMOUNTS, Output, amount_of
-from overlap_sweep.workloads.job.result import FoundCause, GroupExposure, JobRun
+from overlap_sweep.workloads.job.result import MOST, FoundCause, GroupExposure, JobRun
 
 if TYPE_CHECKING:
     from overlap_sweep.diagnosis.groups import GroupTotal
@@ -27,7 +29,12 @@ HOST_BOUND = 0.1
 
 
 def fields_of(
-    point: Resolved, directory: Path, recordings: Sequence[Recording], output: Output | None, warnings: Sequence[str]
+    point: Resolved,
+    directory: Path,
+    recordings: Sequence[Recording],
+    output: Output | None,
+    losses: Sequence[str],
+    warnings: Sequence[str],
 ) -> dict[str, object]:
     """Returns the measured fields of the point's Result, with further warnings after those that are given."""
     job = point.job
@@ -49,6 +56,8 @@ def fields_of(
         unit=unit,
         calls_per_step=recordings[0].calls_per_step if recordings else None,
         peak_memory_gb=max(memory_gb, default=None),
+        losses=list(losses)[:MOST],
+        state=state_of_all(recordings, job.ranks),
         samples_per_step=amounts["samples_per_step"],
         tokens_per_step=amounts["tokens_per_step"],
         **traced,
@@ -61,6 +70,33 @@ def fields_of(
         "warnings": [*warnings, *_warnings(point, recordings, len(times_us), traces), *trace_warnings],
         "environment": recordings[0].environment if recordings else {},
     }
+
+
+def state_of_all(recordings: Sequence[Recording], ranks: int) -> TrainingState | None:
+    """Returns the state of the training from those of its ranks; None unless all have recorded it, at one step."""
+    states = [one.state for one in recordings if one.state]
+    if len(states) != ranks or len({one.step for one in states}) > 1:
+        return None
+    return TrainingState(
+        step=states[0].step,
+        gradients_norm=_together([one.gradients_norm for one in states], math.hypot),
+        gradients_sum=_together([one.gradients_sum for one in states], _sum),
+        parameters_norm=_together([one.parameters_norm for one in states], math.hypot),
+        parameters_sum=_together([one.parameters_sum for one in states], _sum),
+        loss=_together([one.loss for one in states], lambda *losses: fmean(losses)),
+        is_short=any(one.is_short for one in states),
+    )
+
+
+def _sum(*numbers: float) -> float:
+    return math.fsum(numbers)
+
+
+def _together(numbers: Sequence[Number], combined: Callable[..., float]) -> Number:
+    if NOT_FINITE in numbers:
+        return NOT_FINITE
+    known = [one for one in numbers if one is not None]
+    return combined(*known) if known else None
 
 
 def is_launch_bound(run: JobRun) -> bool:

@@ -3,8 +3,12 @@
 import statistics
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from decimal import Decimal
+from math import sqrt
 from pathlib import Path
 
+from overlap_sweep import levers
+from overlap_sweep.recorder.recording import number_of
 from overlap_sweep.report.charts import Key as Part
 from overlap_sweep.report.numbers import as_percent, as_us, counted, some_of
 from overlap_sweep.report.section import Exhibit
@@ -17,6 +21,7 @@ from overlap_sweep.results.provenance import different_environments
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.traces import drawn_trace, on_nodes
 from overlap_sweep.study import STEP, Bar, Study
+from overlap_sweep.study.equality import Seen
 from overlap_sweep.study.exhibits import sides
 from overlap_sweep.study.settings import Options
 from overlap_sweep.workloads.job import command
@@ -36,6 +41,14 @@ from overlap_sweep.workloads.job.rows import (
 )
 from overlap_sweep.workloads.job.tables import ANSWERS, COMPARED, TABLE, findings
 
+ROUNDING: Mapping[bool, Mapping[str, float]] = {
+    False: {"gradients": 1e-4, "parameters": 1e-5, "loss": 1e-4},
+    True: {"gradients": 5e-2, "parameters": 1e-3, "loss": 1e-2},
+}
+"""Relative differences that sums in another order explain after FEW_STEPS, with 32 bits and (True) with 16; later as
+many times more as there were more steps. With 32 bits they are some hundred times what rounding does in one step; what
+is rounded to 16 bits on its way, or comes from other data, differs by more."""
+FEW_STEPS = 5
 UNEVEN = 0.05
 """Share by which the mean exceeds the median from which on steps are said to vary."""
 
@@ -63,7 +76,7 @@ class JobStudy(Study[JobCase, JobRow]):
     most_diagnosed = 6
     matched = ("job.ranks", "job.values", "job.env", "job.levers", CONNECTIONS, MULTICAST)
     # How many steps are looked at, how they are marked, and what happens after them.
-    changes_nothing = ("job.skip_steps", "job.steps", "job.profile_steps", "job.attach", "job.finish")
+    changes_nothing = ("job.skip_steps", "job.steps", "job.profile_steps", "job.attach", "job.finish", "job.loss")
 
     def case(self, point: Point) -> JobCase:
         config = point.config_as(Resolved)
@@ -107,11 +120,47 @@ class JobStudy(Study[JobCase, JobRow]):
     def times_of_point(self, point: Point) -> JobTimes:
         return JobTimes(_pooled([point]), None)
 
+    def computed(self, point: Point) -> dict[str, Seen]:
+        run, config = point.measured_as(JobRun), point.config_as(Resolved)
+        state = run.state
+        is_short = state.is_short if state else config.runtime.device == "cuda"
+        more = max(1.0, (state.step if state else config.job.skip_steps) / FEW_STEPS)
+        rounding = {name: share * more for name, share in ROUNDING[is_short].items()}
+        found = {
+            f"loss number {number} in the output": _printed(text, rounding["loss"])
+            for number, text in enumerate(run.losses, 1)
+        }
+        if state is None:
+            return found
+        at = f"after step {state.step}"
+        if state.loss is not None:
+            found[f"loss {at}"] = Seen(number_of(state.loss), rounding["loss"])
+        for name, norm, total in (
+            ("gradients", state.gradients_norm, state.gradients_sum),
+            ("parameters", state.parameters_norm, state.parameters_sum),
+        ):
+            if norm is not None and total is not None:
+                found[f"norm of {name} {at}"] = Seen(number_of(norm), rounding[name])
+                # What all ranks have alike adds up in the sum, and in the norm as the root of their number.
+                ratio = number_of(total) / (sqrt(config.job.ranks) * (number_of(norm) or 1.0))
+                found[f"sum over norm of {name} {at}"] = Seen(ratio, rounding[name], scale=1.0)
+        return found
+
+    def effect_entry(self, option: str) -> str | None:
+        return levers.effect_entry(option)
+
     def to_use(self, analysis: Analysis) -> str:
         return command.command_line(analysis.best.points[0].config_as(Resolved))
 
+    def to_write(self, analysis: Analysis) -> str:
+        return command.to_write(analysis.best.points[0].config_as(Resolved))
+
     def sentences(self, analysis: Analysis) -> Iterator[str]:
-        """Yields how much communication is exposed with the best setting and with the reference."""
+        """Yields what the command alone lacks, and how much communication is exposed with the best setting and with the
+        reference."""
+        if lacking := command.in_processes(analysis.best.points[0].config_as(Resolved)):
+            options = some_of(f"+{levers.OPTION}{name}={command.in_words(value)}" for name, value in lacking.items())
+            yield f"The command alone lacks what {options} changed in the script's processes."
         rows = {row.setting: row.exposed_fraction for row in analysis.shown_first}
         known = [f"{as_percent(share)} with {setting}" for setting, share in rows.items() if share is not None]
         if known:
@@ -206,6 +255,14 @@ class JobStudy(Study[JobCase, JobRow]):
         tokens = int(run.tokens_per_step) if run.tokens_per_step else None
         sample = Sample((run.step,), None, run.unit or STEP, tokens)
         return {f"{ranks}{on_nodes(point.nodes)}, {NAMING.in_words(options_of(point))}": sample}
+
+
+def _printed(text: str, rounding: float) -> Seen:
+    """Returns a loss as it was printed: its last digit may be another one."""
+    value, exponent = float(text), Decimal(text).as_tuple().exponent
+    if not isinstance(exponent, int) or not value:
+        return Seen(value, rounding)
+    return Seen(value, max(rounding, 1.5 * 10.0**exponent / abs(value)))
 
 
 def _pooled(points: Sequence[Point]) -> Estimate:

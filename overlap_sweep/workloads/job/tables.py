@@ -11,8 +11,9 @@ from overlap_sweep.report.diagnosis import NODES
 from overlap_sweep.report.numbers import as_rate, as_us, shortened, some_of
 from overlap_sweep.report.section import Exhibit
 from overlap_sweep.report.table import Column, Listing, PointRow, Table, asked, attribute, points_table, through
+from overlap_sweep.results.points import Point
 from overlap_sweep.study import section
-from overlap_sweep.workloads.job.command import command_line
+from overlap_sweep.workloads.job.command import command_line, to_write
 from overlap_sweep.workloads.job.config import Resolved
 from overlap_sweep.workloads.job.result import FoundCause
 from overlap_sweep.workloads.job.rows import NAMING, Analysis, JobRow, options_of, script_of
@@ -30,7 +31,8 @@ P = Column[PointRow[JobRow]]
 SCRIPT = "Name of the script or program that the command runs."
 COMMAND = "The command line as configured, with its placeholders."
 RANKS = "Number of training processes."
-SETTING = "What job.values, job.env, runtime.max_connections and runtime.multicast set."
+TO_WRITE = "Lines for the script that do what job.levers did in its processes, which the command line lacks."
+SETTING = "What job.values, job.env, job.levers, runtime.max_connections and runtime.multicast set."
 
 
 def as_time(time_us: float) -> str:
@@ -54,6 +56,10 @@ def _groups(row: JobRow) -> str | None:
     groups = row.exposed_us_by_group.items()
     texts = [f"{shortened(group, LONGEST_GROUP)} {as_us(time_us)}" for group, time_us in groups]
     return some_of(texts, separator="; ") or None
+
+
+def _lines(point: Point) -> str | None:
+    return to_write(point.config_as(Resolved)) or None
 
 
 TIMES = (
@@ -117,8 +123,17 @@ MEASURED = (
         header="timed by",
         dropped=3,
     ),
+    attribute(
+        "gradients_norm",
+        "Norm of the gradients at the end of the skipped steps, over all ranks; median of the runs. Empty if it was "
+        "not seen.",
+    ),
+    attribute("parameters_norm", "The same of the parameters."),
+    attribute("loss_of_step", "The loss that overlap_sweep.step(loss) was given at that step, mean of the ranks."),
     attribute("launch_bound", kind="flag"),
 )
+CHECKED = (section.EFFECT, section.RESULTS)
+"""What it changed in what ran, and in what was computed."""
 TABLE = points_table(
     "jobs",
     "one row per point",
@@ -129,9 +144,10 @@ TABLE = points_table(
         NODES,
         table.DEVICE,
         section.setting_of_point(lambda point: NAMING.in_words(options_of(point.config_as(Resolved))), SETTING),
+        P("to_write", lambda row: _lines(row.point), TO_WRITE, "text"),
         asked("repetition", about="Number of the repetition.", kind="count"),
     ),
-    (*TIMES, *MEASURED, section.EFFECT, section.CHOSEN, section.NOTE),
+    (*TIMES, *MEASURED, *CHECKED, section.CHOSEN, section.NOTE),
 )
 OF_RUNS = (
     section.RUNS,
@@ -148,7 +164,14 @@ REFERENCE = "the setting that was started first"
 COMPARED: Table[JobRow] = Table(
     "jobs",
     "one row per setting",
-    (section.setting(SETTING), *OF_RUNS, section.over_reference(REFERENCE), *MEASURED, section.EFFECT, section.NOTE),
+    (
+        section.setting(SETTING),
+        *OF_RUNS,
+        section.over_reference(REFERENCE),
+        *MEASURED,
+        *CHECKED,
+        section.NOTE,
+    ),
 )
 ANSWERS: Table[Analysis] = Table(
     "jobs",
@@ -163,7 +186,8 @@ ANSWERS: Table[Analysis] = Table(
             "Command line with this setting.",
             "text",
         ),
-        *(through(column, attrgetter("best")) for column in (*OF_RUNS, *MEASURED)),
+        Column("to_write", lambda analysis: _lines(analysis.best.points[0]), TO_WRITE, "text"),
+        *(through(column, attrgetter("best")) for column in (*OF_RUNS, *MEASURED, section.RESULTS)),
         *section.decision_columns(REFERENCE),
     ),
 )

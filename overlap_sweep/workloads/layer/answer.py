@@ -1,20 +1,30 @@
 """Whole layers: the variants of each compared round by round, and the fastest one."""
 
-import math
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from __future__ import annotations
 
-from overlap_sweep.overlap.overlap_cfg import FLOOR, NONE, named, spoken, without_folders
-from overlap_sweep.overlap.space import MOE_KIND
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from overlap_sweep.effects import NO_SLOTS, Slots
+from overlap_sweep.effects import Setting as InForce
+from overlap_sweep.overlap.overlap_cfg import FLOOR, NONE, USERBUFFER_BACKENDS, named, spoken, without_folders
+from overlap_sweep.overlap.space import LAYER_KINDS, MOE_KIND
+from overlap_sweep.report.causes import Side
 from overlap_sweep.results.estimate import EXACTLY_ONE, Estimate, estimate, hidden_fraction
 from overlap_sweep.results.gain import Gain, gain_over
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.records import LayerTrial
 from overlap_sweep.results.verdict import TYPICAL_SCATTER_OF_LAYERS, Scatter, steadied
+from overlap_sweep.study import effects
 from overlap_sweep.workloads.layer.config import KnobsConfig, Moe, Resolved
-from overlap_sweep.workloads.layer.moe import max_connections
+from overlap_sweep.workloads.layer.moe import VARIANTS, max_connections
 from overlap_sweep.workloads.layer.result import LayerTimes, VariantTimes
+
+if TYPE_CHECKING:
+    from overlap_sweep.effects.comparison import Effect
 
 
 @dataclass(frozen=True)
@@ -33,6 +43,14 @@ class VariantRow:
     """Median whole time of `none`; NaN if it was not measured."""
     floor_us: float
     """Median whole time of the floor; NaN if it was not measured."""
+    effect: Effect | None = None
+    """Its differences from the reference in what ran; None without traces of both."""
+
+    @property
+    def slots(self) -> list[InForce]:
+        """Returns whether what it asks of slots ran; empty without traces."""
+        found = self.effect.settings if self.effect else []
+        return [one for one in found if one.name in self.measured.settings]
 
     @property
     def launch_bound(self) -> bool:
@@ -63,6 +81,8 @@ class LayerAnalysis:
 
     point: Point
     rows: list[VariantRow]
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Names of rows in the point, where a tuner has labels instead."""
 
     @property
     def reference(self) -> str:
@@ -108,7 +128,9 @@ class LayerAnalysis:
     def cautions(self) -> list[str]:
         """Returns the caveats of the ratios."""
         bound = ", ".join(row.label for row in self.rows if row.launch_bound)
+        winner, found = self.winner, [row.effect for row in self.rows]
         return [
+            *effects.cautions(winner.label if winner else "", winner.effect if winner else None, found),
             *(
                 [f"Launch-bound variants are not compared, their times say nothing about the device: {bound}."]
                 if bound
@@ -163,8 +185,8 @@ def labels(trial: LayerTrial, measured: Iterable[str]) -> dict[str, str]:
     return names | {name: name for name in measured if name not in names.values()}
 
 
-def analyse_layer(point: Point) -> LayerAnalysis:
-    """Returns the variants of an `ok` layer point, each compared with the reference."""
+def analyse_layer(point: Point, names: Mapping[str, str] | None = None) -> LayerAnalysis:
+    """Returns the variants of an `ok` layer point, each compared with the reference. `names` are as in the answer."""
     variants = point.measured_as(LayerTimes).variants
     reference = NONE if NONE in variants else next(iter(variants))
     # A tuner's configuration may be the reference under another label.
@@ -185,7 +207,33 @@ def analyse_layer(point: Point) -> LayerAnalysis:
         )
         for (name, variant), gain in zip(variants.items(), compared, strict=True)
     ]
-    return LayerAnalysis(point, rows)
+    return LayerAnalysis(point, rows, names or {})
+
+
+def with_effects(layers: Sequence[LayerAnalysis]) -> list[LayerAnalysis]:
+    """Returns the layers with the effects of the variants that have traces, where the reference has some, too."""
+
+    def compared(layer: LayerAnalysis, row: VariantRow) -> effects.Compared:
+        trace, of_reference = (
+            effects.first_trace(Side(layer.point, layer.names.get(name, name))) for name in (row.name, layer.reference)
+        )
+        asked = _asked(layer.point, row)
+        return effects.Compared(row.label, trace, layer.spoken_reference, of_reference, *asked)
+
+    found = iter(effects.effects_of([compared(layer, row) for layer in layers for row in layer.rows]))
+    return [replace(layer, rows=[replace(row, effect=next(found)) for row in layer.rows]) for layer in layers]
+
+
+def _asked(point: Point, row: VariantRow) -> tuple[dict[str, tuple[str, str]], Slots]:
+    """Returns the settings that traces may show, with the values of no overlap and of the variant, and its slots."""
+    config, measured = point.config_as(Resolved), row.measured
+    if measured.arguments:
+        new = {name: value for name, value in measured.arguments.items() if VARIANTS[NONE].get(name) != value}
+        return {name: ("", str(value)) for name, value in new.items()}, NO_SLOTS
+    if config.backend not in USERBUFFER_BACKENDS or config.with_cublasmp or not measured.switches:
+        return {}, NO_SLOTS
+    switch = {"tp_comm_overlap": ("False", str(measured.switches.get("tp_comm_overlap", True)))}
+    return switch, Slots(measured.settings, LAYER_KINDS[config.layer.kind])
 
 
 def compare(pairs: Sequence[tuple[VariantTimes, VariantTimes]], device_kind: str, tried: int = 1) -> list[Gain]:

@@ -5,6 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from overlap_sweep.overlap import space
 from overlap_sweep.overlap.overlap_cfg import (
@@ -34,7 +37,7 @@ from overlap_sweep.results.records import LayerTrial, Records
 from overlap_sweep.results.run_directory import Result, settings_file
 from overlap_sweep.results.traces import drawn_trace, on_nodes
 from overlap_sweep.results.verdict import TYPICAL_SCATTER_OF_LAYERS
-from overlap_sweep.study.section import LAUNCH_BOUND_NOTE
+from overlap_sweep.study.section import EFFECT, LAUNCH_BOUND_NOTE
 from overlap_sweep.workloads.layer.answer import (
     LayerAnalysis,
     VariantRow,
@@ -43,6 +46,7 @@ from overlap_sweep.workloads.layer.answer import (
     labels,
     of_moe,
     sharding,
+    with_effects,
 )
 from overlap_sweep.workloads.layer.config import Asked, Resolved
 from overlap_sweep.workloads.layer.moe import megatron_arguments as megatron_moe_arguments
@@ -108,6 +112,7 @@ TIMES = (
         "relative_error",
         lambda row: max(row.measured.relative_error.values(), default=None),
     ),
+    EFFECT,
     LAUNCH_BOUND_NOTE,
 )
 VARIANT = attribute("variant", kind="text", read="name")
@@ -117,6 +122,18 @@ TABLE = points_table(
     OF_POINT,
     (replace(VARIANT, queried=True), *TIMES),
     point=replace(table.POINT, queried=True),
+)
+SLOTS: Table[Any] = Table(
+    "slots",
+    "one row per slot of a file",
+    (
+        attribute("slot", kind="text", read="name", header="slot"),
+        attribute(
+            "setting", "Method and the knobs that a trace shows, as in the file.", "text", "after", header="setting"
+        ),
+        attribute("verdict", "As docs/effects.md lists them.", "text", header="verdict", style="setting"),
+        attribute("evidence", "What ran in its place.", "text", header="evidence", style="reason"),
+    ),
 )
 LABEL = C("", lambda row: row.label, kind="text", header="variant", style="setting")
 COMPARED = Table("layers", "one row per variant", (LABEL, VARIANT, *TIMES))
@@ -128,7 +145,8 @@ def section(sources: Sources) -> Section | None:
     points = sources.points("layer")
     if not points:
         return None
-    layers = {point.directory: analyse_layer(point) for point in points if point.status == "ok"}
+    analysed = with_effects([analyse_layer(point) for point in points if point.status == "ok"])
+    layers = {layer.point.directory: layer for layer in analysed}
     tuned = sources.records.layer_trials
     cases = group_cases(sources.reading.points, "operator") if tuned else {}
     root = sources.reading.root
@@ -167,7 +185,7 @@ def _answer(layer: LayerAnalysis, root: Path) -> Answer:
         brief=brief,
         sentences=[layer.verdict],
         card=card(layer, brief, root),
-        cautions=[*filter(None, [cpu_only([point])]), *layer.cautions, *point.result.warnings],
+        cautions=[*layer.cautions, *filter(None, [cpu_only([point])]), *point.result.warnings],
         compared=compared(layer, layer.winner),
         points=[point],
         legend=legend(layer),
@@ -186,6 +204,7 @@ def _answer(layer: LayerAnalysis, root: Path) -> Answer:
                 }
             ),
         ],
+        more=slots_that_ran(layer.best, f"Slots of {layer.best.label}" if layer.best else ""),
         details=[measured_on([point]), f"in {point.directory}"],
     )
 
@@ -222,6 +241,14 @@ def compared(layer: LayerAnalysis, best: VariantRow | None) -> Listing[VariantRo
     return Listing(COMPARED, layer.rows, "Every variant, in the order of measuring.", chosen=lambda row: row is best)
 
 
+def slots_that_ran(row: VariantRow | None, heading: str) -> list[Exhibit]:
+    """Returns the table of what ran in the variant's slots; empty without its traces."""
+    if not row or not row.slots:
+        return []
+    caption = "Whether each slot ran as it is set, from the traces of the whole layer."
+    return [Exhibit(heading=heading, listing=Listing(SLOTS, row.slots, caption))]
+
+
 def legend(layer: LayerAnalysis) -> str:
     """Returns the legend of the ratios in the layer's table."""
     return (
@@ -251,6 +278,7 @@ def variants(layer: LayerAnalysis | None) -> dict[str, dict[str, object]]:
             **cells,
             "settings": row.measured.settings,
             "switches": row.measured.switches,
+            **({"slots": msgspec.to_builtins(row.slots)} if row.slots else {}),
             **({"arguments": row.measured.arguments} if row.measured.arguments else {}),
         }
         for row, cells in zip(rows, COMPARED.records(rows), strict=True)

@@ -71,6 +71,7 @@ def _card(case: CaseAnalysis, tp_size: int) -> Card:
     if isinstance(outcome, Proof):
         done, rounds = "Proven" if outcome.proven else "Measured", f"{outcome.layer.rounds} interleaved rounds"
         said.append(f"{done} on {outcome.trial.part}: {rounds}, {as_percent(CONFIDENCE)} confidence intervals.")
+        said += filter(None, [outcome.slots_in_words])
     # Without an outcome the headline has their gain.
     in_sum = [operators_in_sum(case, tp_size, with_gain=bool(outcome))] if passes else []
     leave_out = "Leave --tp-comm-overlap out of Megatron-LM's command line."
@@ -187,7 +188,8 @@ def sentences(case: CaseAnalysis) -> list[str]:
 
 def cautions(case: CaseAnalysis) -> list[str]:
     """Returns the caveats of the numbers, a sentence or two each; empty if there are none."""
-    lines = []
+    proofs = case.proofs.items()
+    lines = [f"At TP={size}, {line[0].lower()}{line[1:]}" for size, proof in proofs for line in proof.cautions]
     if case.plans and case.case.backend not in USERBUFFER_BACKENDS:
         lines.append(transfer_warning(case))
     choices = [choice for tp_size in case.plans for choice in case.tried(tp_size)]

@@ -323,6 +323,9 @@ def _proofs(case: CaseAnalysis) -> Iterator[Exhibit]:
     for outcome in case.outcomes.values():
         if outcome.trial and outcome.trial.layer:
             yield _proof(outcome, outcome.trial)
+        if isinstance(outcome, Proof):
+            row = outcome.trial.rows[outcome.recommended]
+            yield from layers.slots_that_ran(row, f"What ran in the slots of the file at TP={outcome.tp_size}")
         yield from map(_together, outcome.together)
 
 

@@ -23,10 +23,19 @@ from overlap_sweep.overlap.overlap_cfg import (
     OverlapConfig,
     spoken,
 )
+from overlap_sweep.report.numbers import counted
 from overlap_sweep.results.gain import Gain, nothing_beat
 from overlap_sweep.results.points import Case, Point
 from overlap_sweep.results.records import LayerTrial, TunerRecord
-from overlap_sweep.workloads.layer.answer import LayerAnalysis, VariantRow, analyse_layer, compare, labels
+from overlap_sweep.study import effects
+from overlap_sweep.workloads.layer.answer import (
+    LayerAnalysis,
+    VariantRow,
+    analyse_layer,
+    compare,
+    labels,
+    with_effects,
+)
 from overlap_sweep.workloads.layer.config import Asked as LayerPoint
 from overlap_sweep.workloads.layer.result import LayerTimes
 from overlap_sweep.workloads.operator.config import Resolved
@@ -94,7 +103,8 @@ def read_trial(trial: LayerTrial, directory: Path, points: Mapping[Path, Point])
     # The tuned configuration of a layer that should not overlap is `none` under another label.
     times = {label: measured.variants[name] for label, name in names.items()}
     relabelled = structs.replace(point.result, measured=structs.replace(measured, variants=times))
-    layer, warnings = analyse_layer(replace(point, result=relabelled)), point.result.warnings
+    (layer,) = with_effects([analyse_layer(replace(point, result=relabelled), names)])
+    warnings = point.result.warnings
     # Labels take the place of the long names of files.
     for label, name in sorted(trial.variants.items(), key=lambda item: -len(item[1])):
         if name.startswith(FILE):
@@ -143,6 +153,22 @@ class Proof:
     def config(self) -> OverlapConfig:
         """Returns the recommended configuration."""
         return self.trial.configs[self.recommended]
+
+    @property
+    def slots_in_words(self) -> str:
+        """Returns how many slots of the recommended configuration ran; empty without traces."""
+        slots = self.trial.rows[self.recommended].slots
+        ran = sum(one.verdict == "in force" for one in slots)
+        others = [f"{one.name} {one.verdict}" for one in slots if one.verdict != "in force"]
+        said = f"By the traces of {self.trial.part}, {ran} of {counted(len(slots), 'slot')} of the file ran as set"
+        return f"{'; '.join([said, *others])}." if slots else ""
+
+    @property
+    def cautions(self) -> Iterable[str]:
+        """Returns whether the recommended variant changed nothing, and what of it or of the tuned one did not run."""
+        best, rows = self.trial.rows[self.recommended], self.trial.rows
+        asked = {name: rows[name].effect for name in (self.recommended, TUNED)}
+        return effects.cautions(best.label, best.effect, [*asked.values()])
 
     @property
     def verdict(self) -> str:

@@ -1,9 +1,15 @@
 """What the report of a job says of settings that changed nothing in what ran."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
+import pytest
+
+from overlap_sweep import levers
 from overlap_sweep.config import AnalysisConfig
+from overlap_sweep.effects.settings import known
 from overlap_sweep.results.run_directory import trace_file
 from overlap_sweep.workloads import analyse
 from tests.analyze import analyze
@@ -12,7 +18,14 @@ from tests.make_point import job_config, make_point
 from tests.timeline import Timeline
 
 
-def run(directory: Path, max_ctas: int | None, step_us: float, *, blocks: int) -> None:
+def run(
+    directory: Path,
+    max_ctas: int | None,
+    step_us: float,
+    *,
+    blocks: int,
+    chosen: Mapping[str, Mapping[str, object]] | None = None,
+) -> None:
     """A job of three steps, each with one all-reduce of so many thread blocks."""
     made, at = Timeline(), 10_000.0
     for number in range(3):
@@ -28,7 +41,9 @@ def run(directory: Path, max_ctas: int | None, step_us: float, *, blocks: int) -
         point = make_point(
             "job",
             directory,
-            job_config({}, env, **{"repetition": repetition, "runtime.device": "cuda"}),
+            job_config(
+                {}, env, **{"repetition": repetition, "runtime.device": "cuda", "job.levers": dict(chosen or {})}
+            ),
             step_us=step_us + repetition,
             started=f"2026-11-20T21:{len(list(directory.glob('*'))):02}:00+00:00",
             traces=[trace_file(0)],
@@ -77,3 +92,37 @@ def test_what_a_setting_changed_is_in_its_row(tmp_path: Path) -> None:
 
     assert not [caution for caution in answer.cautions if "noise" in caution or "traces show" in caution]
     assert section.points.table.records(section.points.rows)[-1]["effect"] == "blocks"
+
+
+def test_levers_are_seen_by_their_entries_not_by_their_last_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing ran otherwise: what must have shown is not in force, what cannot show is not blamed."""
+    all_levers = levers.levers()
+    unseen = msgspec.structs.replace(all_levers["ddp.bucket_cap_mb"], effect="")
+    monkeypatch.setattr(levers, "levers", lambda: all_levers | {"host.max_ctas": unseen})
+    chosen = {"nccl": {"max_ctas": 4}, "fsdp2": {"prefetch": 2}, "host": {"max_ctas": 2}}
+    run(tmp_path, None, 100_000.0, blocks=24)
+    run(tmp_path, None, 90_000.0, blocks=24, chosen=chosen)
+
+    (answer,) = analyse(tmp_path, AnalysisConfig()).sections[0].answers
+    ran = analyze("effect", tmp_path / "job_4", "--against", tmp_path / "job_0", "--format", "json").stdout
+
+    effect = answer.compared.rows[0].effect
+    for found in (
+        {one.name: (one.verdict, one.evidence) for one in effect.settings},
+        {one["name"]: (one["verdict"], one["evidence"]) for one in json.loads(ran)["settings"]},
+    ):
+        assert found == {
+            "job.levers.nccl.max_ctas": ("not in force", "kernels of collectives have at most 24 blocks"),
+            "job.levers.fsdp2.prefetch": ("not in force", "it would show in position, where nothing differs"),
+            "job.levers.host.max_ctas": ("cannot be seen", "a trace does not show it"),
+        }
+    noise, shown = (caution for caution in answer.cautions if "what ran" in caution or "traces show" in caution)
+    assert noise.endswith("changed nothing in what ran, so its gain is noise, unless a trace does not show it.")
+    assert "job.levers.fsdp2.prefetch=2 not in force" in shown
+    assert "host" not in shown
+
+
+def test_every_lever_that_a_trace_shows_names_an_entry() -> None:
+    assert [name for name, one in levers.levers().items() if one.effect and not known(one.effect)] == []

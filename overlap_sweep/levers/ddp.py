@@ -1,0 +1,96 @@
+"""Levers of DistributedDataParallel beyond its plain arguments, and accumulation of gradients without synchronisation,
+which FSDP2 has, too."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from overlap_sweep.errors import first_line
+from overlap_sweep.levers.process import Later, NotApplicable, live
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+
+M = TypeVar("M", bound="nn.Module")
+DEFAULT_BUCKET_MB = 25
+
+
+def buckets(first_mb: float, arguments: Mapping[str, Any]) -> list[float]:
+    """Returns the sizes of DDP's buckets: the first, and that of all others."""
+    return [first_mb, arguments["bucket_cap_mb"] or DEFAULT_BUCKET_MB]
+
+
+def check_all_used(_: bool) -> None:
+    """Raises NotApplicable if a parameter got no gradient in the first step, which DDP would wait for."""
+    for model in _models():
+        for name, parameter in model.module.named_parameters():
+            if parameter.requires_grad and parameter.grad is None:
+                raise NotApplicable(f"the parameter {name} got no gradient in the first step")
+
+
+def compress_bf16(_: bool) -> None:
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+
+    for model in _models():
+        try:
+            model.register_comm_hook(None, bf16_compress_hook)
+        except (RuntimeError, TypeError) as error:
+            raise NotApplicable(f"DDP takes no bf16_compress_hook here ({first_line(error)})") from error
+
+
+def no_sync(_: bool) -> Later:
+    def synchronise(model: DistributedDataParallel, is_last: bool) -> None:
+        # What no_sync() sets, and DDP reads in the forward pass.
+        model.require_backward_grad_sync = is_last
+
+    models = _models()
+    if any(model.static_graph for model in models):
+        raise NotApplicable("DDP with static_graph=True synchronises in every microbatch")
+    return synchronise_last(models, synchronise)
+
+
+def synchronise_last(models: Sequence[M], synchronise: Callable[[M, bool], None]) -> Later:
+    """Counts the microbatches of a step: forward passes of a model that record gradients. From then on it has gradients
+    synchronised in the last one alone. NotApplicable if there is one, or if their number changes.
+
+    `synchronise`: sets whether the forward pass that begins, and its backward pass, synchronise.
+    """
+    import torch
+
+    counts: Counter[M] = Counter()
+    per_step: Counter[M] = Counter()
+
+    def before_forward(model: M, *_: object) -> None:
+        if torch.is_grad_enabled():
+            counts[model] += 1
+            if per_step:
+                synchronise(model, counts[model] >= per_step[model])
+
+    hooks = [model.register_forward_pre_hook(before_forward) for model in models]
+    try:
+        # What was before this is not counted.
+        yield False
+        if max(counts.values(), default=0) < 2:
+            raise NotApplicable("a step of this training has one microbatch")
+        per_step.update(counts)
+        while counts == per_step:
+            counts.clear()
+            yield True
+        raise NotApplicable(
+            f"the number of microbatches changes: a step had {max(per_step.values())}, another {max(counts.values())}"
+        )
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _models() -> list[DistributedDataParallel]:
+    from torch.nn.parallel import DistributedDataParallel
+
+    found = live(DistributedDataParallel)
+    if not found:
+        raise NotApplicable("this training has made no DistributedDataParallel")
+    return found

@@ -1,0 +1,125 @@
+"""Levers of FSDP2: its methods, called on the units at the end of the first step; and of FSDP1: arguments.
+
+Each checks all that it needs before it changes anything, and raises NotApplicable otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from overlap_sweep.levers.ddp import synchronise_last
+from overlap_sweep.levers.process import Later, NotApplicable, NotHere, live
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.distributed.fsdp import FSDPModule
+
+_PART_NUMBERS = 8
+"""NCCL's kernels for symmetric memory (seen with 2.28.9) gather parts wrongly that are no multiple of 16 bytes."""
+
+
+def prefetch(units_ahead: int) -> None:
+    for units in _units_by_root().values():
+        _forward_prefetch(units, units_ahead)
+        _backward_prefetch(units, units_ahead)
+
+
+def forward_prefetch(units_ahead: int) -> None:
+    for units in _units_by_root().values():
+        _forward_prefetch(units, units_ahead)
+
+
+def backward_prefetch(units_ahead: int) -> None:
+    for units in _units_by_root().values():
+        _backward_prefetch(units, units_ahead)
+
+
+def _forward_prefetch(units: list[FSDPModule], ahead: int) -> None:
+    for i, unit in enumerate(units):
+        unit.set_modules_to_forward_prefetch(units[i + 1 : i + 1 + ahead])
+
+
+def _backward_prefetch(units: list[FSDPModule], ahead: int) -> None:
+    for i, unit in enumerate(units):
+        unit.set_modules_to_backward_prefetch(units[max(0, i - ahead) : i][::-1])
+
+
+def reshard_after_forward(value: bool | int, arguments: Mapping[str, Any]) -> bool | int:
+    """Returns the argument of a unit; it leaves the root as it is, which needs its parameters first in the backward
+    pass."""
+    from torch.distributed.fsdp import FSDPModule
+
+    given = arguments["module"]
+    modules = given if isinstance(given, (list, tuple)) else [given]
+    if any(isinstance(inner, FSDPModule) for module in modules for inner in module.modules()):
+        raise NotHere("this training has no units of FSDP2 (fully_shard) below its root")
+    return value
+
+
+def separate_reduce_scatter_group(_: bool) -> None:
+    roots = _units_by_root()
+    _check(roots, "set_separate_reduce_scatter_group", "2.13")
+    for root in roots:
+        root.set_separate_reduce_scatter_group(True)
+
+
+def symmetric_memory(_: bool) -> None:
+    import torch
+
+    roots = _units_by_root()
+    _check(roots, "set_symm_mem_for_comm", "2.13")
+    own, count = torch.cuda.current_device() if torch.cuda.is_available() else 0, torch.cuda.device_count()
+    if count < 2 or not all(torch.cuda.can_device_access_peer(own, peer) for peer in range(count) if peer != own):
+        raise NotApplicable("symmetric memory needs GPUs with peer access to each other")
+    all_units = [unit for root, units in roots.items() for unit in (root, *units)]
+    inner = {one: [module for module in one.modules() if module in {*all_units} - {one}] for one in all_units}
+    for unit in all_units:
+        others = {parameter for module in inner[unit] for parameter in module.parameters()}
+        numbers = [one.to_local().numel() for one in unit.parameters() if one not in others]
+        if sum(numbers) % _PART_NUMBERS:
+            raise NotApplicable(
+                f"a rank's part of a unit has {sum(numbers)} numbers, no multiple of {_PART_NUMBERS}, which NCCL's "
+                "kernels for symmetric memory gather wrongly"
+            )
+    for unit in all_units:
+        unit.set_symm_mem_for_comm()
+
+
+def no_sync(_: bool) -> Later:
+    def synchronise(root: nn.Module, is_last: bool) -> None:
+        root.set_requires_gradient_sync(is_last)  # type: ignore[operator]
+
+    return synchronise_last([*_units_by_root()], synchronise)
+
+
+def backward_prefetch_of_fsdp1(value: str, _: Mapping[str, Any]) -> object:
+    from torch.distributed.fsdp import BackwardPrefetch
+
+    return None if value == "none" else BackwardPrefetch[value]
+
+
+def _units_by_root() -> dict[Any, list[FSDPModule]]:
+    """Returns the units of each model by its root, in the order of its modules and without the root. NotApplicable if
+    there are none."""
+    from torch import nn
+    from torch.distributed.fsdp import FSDPModule
+
+    roots: list[Any] = [one for one in live(FSDPModule) if isinstance(one, nn.Module)]
+    inner = {module for root in roots for module in root.modules() if module is not root}
+    found = {
+        root: [module for module in root.modules() if isinstance(module, FSDPModule) and module is not root]
+        for root in roots
+        if root not in inner
+    }
+    found = {root: units for root, units in found.items() if units}
+    if not found:
+        raise NotApplicable("this training has no units of FSDP2 (fully_shard) below its root")
+    return found
+
+
+def _check(units: Mapping[Any, object], method: str, version: str) -> None:
+    import torch
+
+    if not all(hasattr(unit, method) for unit in units):
+        raise NotApplicable(f"{method} needs PyTorch {version}; this is {torch.__version__}")

@@ -1,0 +1,103 @@
+"""Levers of NCCL's process groups: options that a group is made with.
+
+A value such as `8` is for all groups, `dp:8` for those with the word `dp` in their description, and `0-3:8` for those
+of the ranks 0 to 3; `0-6/2` are the ranks 0, 2, 4 and 6.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from overlap_sweep.levers import Value
+from overlap_sweep.levers.process import NotApplicable, NotHere
+
+_RANKS = re.compile(r"(\d+)-(\d+)(?:/(\d+))?")
+
+
+def max_ctas(value: Value, arguments: Mapping[str, Any]) -> object:
+    return _options_with("max_ctas", value, arguments)
+
+
+def min_ctas(value: Value, arguments: Mapping[str, Any]) -> object:
+    return _options_with("min_ctas", value, arguments)
+
+
+def high_priority(value: Value, arguments: Mapping[str, Any]) -> object:
+    return _options_with("is_high_priority_stream", value, arguments)
+
+
+def _options_with(field: str, value: Value, arguments: Mapping[str, Any]) -> object:
+    """Returns `pg_options` with the value, on top of those that the script gives. NotHere for groups that the value is
+    not for."""
+    import torch.distributed as dist
+
+    scope, _, number = str(value).rpartition(":")
+    description, ranks = _description(arguments), _ranks(arguments)
+    if not _uses_nccl(arguments):
+        raise NotHere("this training has made no process group of NCCL")
+    if scope and not is_meant(scope, description, ranks):
+        last = f"{description or 'without description'} of ranks {', '.join(map(str, ranks))}"
+        raise NotHere(f"no process group of NCCL has the description or ranks {scope}; the last one was {last}")
+    fresh = dist.ProcessGroupNCCL.Options()
+    options = copy.deepcopy(arguments["pg_options"]) or _inherited(arguments) or fresh
+    owner, default = (options.config, fresh.config) if hasattr(fresh.config, field) else (options, fresh)
+    wanted = type(getattr(default, field))(_number(number))
+    given = getattr(owner, field)
+    if arguments["pg_options"] is not None and given not in (getattr(default, field), wanted):
+        raise NotApplicable(f"the script gives {field}={given} in pg_options")
+    setattr(owner, field, wanted)
+    return options
+
+
+def is_meant(scope: str, description: str, ranks: Sequence[int]) -> bool:
+    """Returns whether a process group is what the part of a value before its colon says."""
+    if span := _RANKS.fullmatch(scope):
+        first, last, stride = (int(number or 1) for number in span.groups())
+        return sorted(ranks) == [*range(first, last + 1, stride)]
+    return bool(re.search(rf"(?<![a-z0-9]){re.escape(scope)}(?![a-z0-9])", description, re.IGNORECASE))
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdigit() else int(text.lower() == "true")
+
+
+def _description(arguments: Mapping[str, Any]) -> str:
+    return arguments.get("group_desc", "default_pg") or ""
+
+
+def _ranks(arguments: Mapping[str, Any]) -> list[int]:
+    """Returns the ranks of the group that is made; those of init_process_group are all."""
+    import torch.distributed as dist
+
+    if "split_ranks" in arguments:
+        own = dist.get_rank()
+        return next((group for group in arguments["split_ranks"] if own in group), [])
+    if given := arguments.get("ranks"):
+        return [*given]
+    return [*range(dist.get_world_size())] if dist.is_initialized() else []
+
+
+def _uses_nccl(arguments: Mapping[str, Any]) -> bool:
+    import torch
+    import torch.distributed as dist
+
+    if not dist.is_nccl_available() or not torch.cuda.is_available():
+        return False
+    backend = arguments.get("backend")
+    if backend is None:
+        return not dist.is_initialized() or "nccl" in dist.get_backend()
+    return "nccl" in str(backend).lower()
+
+
+def _inherited(arguments: Mapping[str, Any]) -> Any:
+    """Returns the options of the group that is split, which its parts have by default; None if none is."""
+    import torch
+    import torch.distributed as dist
+
+    if "split_ranks" not in arguments:
+        return None
+    parent: Any = arguments["parent_pg"] or dist.group.WORLD
+    return copy.deepcopy(parent._get_backend(torch.device("cuda")).options)

@@ -1,0 +1,164 @@
+"""Levers of the host's work between kernels: loaders of data, copies to the GPU, optimizers, garbage collection,
+compilation."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import itertools
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from overlap_sweep.levers.process import Later, NotApplicable, NotHere, live
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+FUSED_ON = ("cuda", "cpu", "mps", "xpu")
+"""Devices with kernels for a whole step of an optimizer."""
+
+
+def workers(number: int, arguments: Mapping[str, Any]) -> int:
+    from torch.utils.data import IterableDataset
+
+    if isinstance(arguments["dataset"], IterableDataset):
+        raise NotHere("the dataset is an IterableDataset, which each worker would read from its start")
+    return number
+
+
+def of_workers(value: int | bool, arguments: Mapping[str, Any]) -> int | bool:
+    if not arguments["num_workers"]:
+        raise NotHere("no DataLoader has workers; give job.levers.loader.num_workers, too")
+    return value
+
+
+def pin_memory(value: bool, _: Mapping[str, Any]) -> bool:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise NotApplicable("pinned memory needs GPUs")
+    return value
+
+
+def fused(value: bool, arguments: Mapping[str, Any]) -> bool:
+    from torch.distributed.tensor import DTensor
+
+    if not value:
+        return value
+    for other in ("foreach", "differentiable"):
+        if arguments[other]:
+            raise NotApplicable(f"the script gives the optimizer {other}=True, which excludes fused=True")
+    # torch finds out in the first step, which ends the training.
+    parameters = _parameters(arguments["params"])
+    for one in parameters:
+        if not one.is_floating_point() or one.device.type not in FUSED_ON:
+            raise NotApplicable(f"fused=True takes no parameters of {one.dtype} on {one.device.type}")
+    if len({isinstance(one, DTensor) for one in parameters}) > 1:
+        raise NotApplicable("fused=True takes no DTensors (FSDP2) beside other parameters in an optimizer")
+    return value
+
+
+def _parameters(params: Any) -> list[Tensor]:
+    """Returns the parameters of an optimizer, which is given them, groups of them, or pairs of names and them."""
+    found: list[Tensor] = []
+    for one in params:
+        if isinstance(one, dict):
+            # As the optimizer does; they may come from a generator.
+            one["params"] = list(one["params"])
+            found += _parameters(one["params"])
+        else:
+            found.append(one[1] if isinstance(one, tuple) else one)
+    return found
+
+
+def collect_every(steps: int) -> Later:
+    """Collects garbage between steps only, every so many of them."""
+    if not gc.isenabled():
+        raise NotApplicable("the script has disabled garbage collection itself")
+    gc.collect()
+    gc.disable()
+    gc.freeze()
+    for step in itertools.count(1):
+        yield True
+        if step % steps == 0:
+            gc.collect()
+
+
+def non_blocking(_: bool) -> Later:
+    """Copies pinned tensors to the GPU without waiting, where the script does not say whether to."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise NotApplicable("copies to a GPU need one")
+    seen = {"pinned": 0, "other": 0}
+
+    def wrapped(method: Any) -> Any:
+        @functools.wraps(method)
+        def copied(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            is_plain = "non_blocking" not in kwargs and not any(isinstance(one, bool) for one in args)
+            if is_plain and tensor.device.type == "cpu" and not torch.compiler.is_compiling():
+                is_pinned = tensor.is_pinned()
+                seen["pinned" if is_pinned else "other"] += 1
+                if is_pinned:
+                    kwargs["non_blocking"] = True
+            copy: Tensor = method(tensor, *args, **kwargs)
+            return copy
+
+        return copied
+
+    methods = {name: getattr(torch.Tensor, name) for name in ("to", "cuda")}
+    for name, method in methods.items():
+        setattr(torch.Tensor, name, wrapped(method))
+    yield False
+    if not seen["pinned"]:
+        for name, method in methods.items():
+            setattr(torch.Tensor, name, method)
+        which = "only memory that is not pinned; give job.levers.loader.pin_memory=true, too"
+        raise NotApplicable(f"a step copies {which if seen['other'] else 'nothing, or says how itself'}")
+    while True:
+        yield True
+
+
+def compile_blocks(_: bool) -> None:
+    blocks = repeated_blocks(live(_module()))
+    if not blocks:
+        raise NotApplicable("this training has no modules of one class repeated in a ModuleList or Sequential")
+    if any(_is_compiled(block) for block in blocks) or live(_optimized_module()):
+        raise NotApplicable("the script compiles its model itself")
+    for block in blocks:
+        block.compile()
+
+
+def repeated_blocks(modules: list[nn.Module]) -> list[nn.Module]:
+    """Returns the children of the outermost ModuleLists and Sequentials that are trained, of one class, and not single
+    operators."""
+    from torch import nn
+
+    containers = []
+    for one in modules:
+        blocks = [*one.children()] if isinstance(one, nn.ModuleList | nn.Sequential) else []
+        if len(blocks) > 1 and len({*map(type, blocks)}) == 1 and all(_is_trained_block(block) for block in blocks):
+            containers.append(one)
+    inner = {module for one in containers for module in one.modules() if module is not one}
+    found = {block: None for one in containers if one not in inner for block in one.children()}
+    return [*found]
+
+
+def _is_trained_block(block: nn.Module) -> bool:
+    return any(True for _ in block.children()) and any(one.requires_grad for one in block.parameters())
+
+
+def _is_compiled(block: nn.Module) -> bool:
+    return getattr(block, "_compiled_call_impl", None) is not None
+
+
+def _module() -> type[nn.Module]:
+    from torch import nn
+
+    return nn.Module
+
+
+def _optimized_module() -> type[nn.Module]:
+    from torch._dynamo import OptimizedModule
+
+    return OptimizedModule

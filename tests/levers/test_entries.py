@@ -1,0 +1,157 @@
+"""The entries of levers.yaml, and what is made of values before anything is started."""
+
+from __future__ import annotations
+
+import inspect
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from overlap_sweep.effects.settings import known, known_settings
+from overlap_sweep.errors import UserError
+from overlap_sweep.levers import Lever, chosen, environment, groups, levers
+from overlap_sweep.levers.process import NotApplicable, NotHere
+from tests.workloads.job.commands import COMMAND, point, refusal
+
+CAUSES = {path.stem for path in Path(import_module("overlap_sweep.diagnosis.causes").__path__[0]).glob("*.py")}
+IN_PROCESS = {name: one for name, one in levers().items() if one.is_in_process}
+
+
+@pytest.mark.parametrize("name", levers())
+def test_an_entry_is_true(name: str) -> None:
+    lever = levers()[name]
+    assert {*lever.causes} <= CAUSES - {"unexplained"}
+    assert chosen({name.partition(".")[0]: {name.partition(".")[2]: value} for value in lever.values})
+    assert lever.values == [value for value in lever.values if value in (lever.choices or lever.values)]
+    assert "{value}" in lever.write or len(lever.choices) == 1
+    # What a trace shows of it, or why it shows nothing.
+    if lever.effect:
+        assert known(f"job.levers.{name}") is known_settings()[lever.effect]
+    else:
+        assert "trace" in lever.note
+
+
+@pytest.mark.parametrize("lever", IN_PROCESS.values(), ids=IN_PROCESS)
+def test_what_it_names_is_there(lever: Lever) -> None:
+    for function in filter(None, (lever.call, lever.constructor and lever.constructor.make)):
+        module, _, name = function.partition(":")
+        assert callable(getattr(import_module(module), name))
+    for target in lever.constructor.of if lever.constructor else []:
+        module, _, name = target.partition(":")
+        assert lever.constructor
+        assert lever.constructor.argument in inspect.signature(getattr(import_module(module), name)).parameters
+    for target in lever.unless:
+        module, _, method = target.partition(":")
+        owner, _, attribute = method.partition(".")
+        assert hasattr(getattr(import_module(module), owner), attribute)
+
+
+def test_variables() -> None:
+    values = {"nccl.max_ctas": 8, "torch.avoid_record_streams": True, "allocator.expandable_segments": True}
+    assert environment({**values, "allocator.max_split_size_mb": 128, "ddp.bucket_cap_mb": 4}) == {
+        "NCCL_MAX_CTAS": "8",
+        "TORCH_NCCL_AVOID_RECORD_STREAMS": "1",
+        "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True,max_split_size_mb:128",
+    }
+    written = {name: levers()[name].written(value) for name, value in values.items()}
+    assert written == {
+        "nccl.max_ctas": "export NCCL_MAX_CTAS=8",
+        "torch.avoid_record_streams": "export TORCH_NCCL_AVOID_RECORD_STREAMS=1",
+        "allocator.expandable_segments": "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+    }
+    assert "options.config.max_ctas = 8\n" in levers()["group.max_ctas"].written("dp:8")
+
+
+@pytest.mark.parametrize(
+    ("typed", "wrong"),
+    [
+        (
+            ["+job.levers.nccl.max_ctas=8", "+job.env.NCCL_MAX_CTAS=4"],
+            "job.levers.nccl.max_ctas and job.env.NCCL_MAX_CTAS set the same; give one of them.",
+        ),
+        (
+            ["+job.levers.cuda.max_connections=1", "runtime.max_connections=8"],
+            "job.levers.cuda.max_connections and runtime.max_connections set the same; give one of them.",
+        ),
+        (
+            ["+job.levers.group.max_ctas=dp:many"],
+            "job.levers.group.max_ctas=dp:many cannot be understood; give such as 8 or dp:8 or 0-3:8.",
+        ),
+        (["+job.levers.nccl.algo=NVLS"], "job.levers.nccl.algo=NVLS is not one of Ring, Tree."),
+        (["+job.levers.ddp.bucket_mb=4"], "job.levers.ddp.bucket_mb is not known. Did you mean ddp.bucket_cap_mb?"),
+    ],
+)
+def test_wrong_values(typed: list[str], wrong: str) -> None:
+    with pytest.raises(UserError) as error:
+        point(COMMAND, *typed)
+    assert str(error.value) == wrong
+
+
+def test_a_variable_that_is_left_as_it_is_sets_nothing() -> None:
+    assert point(COMMAND, "+job.levers.nccl.max_ctas=8", "+job.env.NCCL_MAX_CTAS=null").job.levers
+
+
+def test_on_a_cpu() -> None:
+    assert refusal(COMMAND, "+job.levers.nccl.max_ctas=8") == "job.levers.nccl.max_ctas has a meaning on GPUs only"
+
+
+class Options:
+    """As ProcessGroupNCCL.Options, which a PyTorch for CPUs has not."""
+
+    def __init__(self) -> None:
+        self.is_high_priority_stream = False
+        self.config = SimpleNamespace(max_ctas=-(2**31), min_ctas=-(2**31))
+
+
+@pytest.fixture
+def nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", SimpleNamespace(Options=Options), raising=False)
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+
+
+def new_group(ranks: list[int], description: str | None = None, **given: Any) -> dict[str, Any]:
+    return {"ranks": ranks, "group_desc": description, "backend": None, "pg_options": None, **given}
+
+
+@pytest.mark.usefixtures("nccl")
+def test_options_of_process_groups() -> None:
+    first: Any = groups.max_ctas(8, {"backend": "cpu:gloo,cuda:nccl", "pg_options": None})
+    assert (first.config.max_ctas, first.is_high_priority_stream) == (8, False)
+
+    # Another lever of the same group adds to it.
+    second: Any = groups.high_priority("dp:true", new_group([0, 2], "mesh_dp", pg_options=first))
+    assert (second.config.max_ctas, second.is_high_priority_stream) == (8, True)
+    assert not first.is_high_priority_stream
+    third: Any = groups.min_ctas("0-2/2:16", new_group([0, 2]))
+    assert (third.config.min_ctas, third.config.max_ctas) == (16, -(2**31))
+
+    with pytest.raises(NotApplicable, match="the script gives max_ctas=8 in pg_options"):
+        groups.max_ctas(4, new_group([0], pg_options=first))
+    with pytest.raises(NotHere, match="description or ranks tp; the last one was mesh_dp of ranks 0, 2"):
+        groups.max_ctas("tp:4", new_group([0, 2], "mesh_dp"))
+    with pytest.raises(NotHere, match="no process group of NCCL"):
+        groups.max_ctas(4, new_group([0, 2], backend="gloo"))
+
+
+@pytest.mark.parametrize(
+    ("scope", "description", "ranks", "is_meant"),
+    [
+        ("dp", "mesh_dp", [0, 1], True),
+        ("dp", "mesh_dp_replicate", [0, 1], True),
+        ("dp", "mesh_ddp", [0, 1], False),
+        ("DATA_PARALLEL_GROUP", "DATA_PARALLEL_GROUP", [0, 1], True),
+        ("default_pg", "default_pg", [0, 1], True),
+        ("0-3", "", [0, 1, 2, 3], True),
+        ("0-3", "", [3, 1, 2, 0], True),
+        ("0-3", "", [0, 1], False),
+        ("1-7/2", "", [1, 3, 5, 7], True),
+    ],
+)
+def test_which_process_groups_are_meant(scope: str, description: str, ranks: list[int], is_meant: bool) -> None:
+    assert groups.is_meant(scope, description, ranks) is is_meant

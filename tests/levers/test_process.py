@@ -1,0 +1,133 @@
+"""How constructors are wrapped, in this process."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from overlap_sweep.levers import Value
+from overlap_sweep.levers.process import Levers, live
+from overlap_sweep.levers.status import LeverStatus, statuses
+
+
+def installed(directory: Path, **values: Value) -> Levers:
+    made = Levers({name.replace("__", "."): value for name, value in values.items()}, str(directory), override=False)
+    made.install()
+    return made
+
+
+def said(directory: Path) -> list[tuple[str, str, str]]:
+    def brief(one: LeverStatus) -> tuple[str, str, str]:
+        return one.lever, one.status, one.reason
+
+    return [brief(one) for one in statuses(directory)]
+
+
+def test_an_argument_that_an_older_version_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class DistributedDataParallel:
+        def __init__(self, module: nn.Module, bucket_cap_mb: int | None = None) -> None:
+            self.bucket_cap_mb = bucket_cap_mb
+
+    older = ModuleType("torch.nn.parallel.distributed")
+    older.DistributedDataParallel = DistributedDataParallel  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, older.__name__, older)
+
+    installed(tmp_path, ddp__first_bucket_mb=1, ddp__bucket_cap_mb=4)
+
+    assert DistributedDataParallel(nn.Linear(1, 1)).bucket_cap_mb == 4
+    assert said(tmp_path) == [
+        (
+            "ddp.first_bucket_mb",
+            "skipped",
+            "DistributedDataParallel has no argument bucket_cap_mb_list in this version; it needs PyTorch 2.13",
+        ),
+        ("ddp.bucket_cap_mb", "applied", ""),
+    ]
+
+
+@pytest.fixture
+def optimizers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are no longer wrapped after the test."""
+    for kind in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad):
+        monkeypatch.setattr(kind, "__init__", kind.__init__)
+
+
+@pytest.mark.usefixtures("optimizers")
+def test_parameters_may_come_from_an_iterator(tmp_path: Path) -> None:
+    installed(tmp_path, optimizer__fused=True)
+    own = nn.Linear(2, 2)
+
+    for params in (
+        own.parameters(),
+        filter(lambda one: one.requires_grad, own.parameters()),
+        [{"params": own.parameters()}],
+    ):
+        made = torch.optim.AdamW(params)
+        assert [[*group["params"]] for group in made.param_groups] == [[*own.parameters()]]
+        assert made.param_groups[0]["fused"]
+    made = torch.optim.AdamW(own.named_parameters())
+    assert (made.param_groups[0]["fused"], len(made.param_groups[0]["params"])) == (True, 2)
+
+
+@pytest.mark.usefixtures("optimizers")
+@pytest.mark.parametrize(("dtype", "device"), [("complex64", "cpu"), ("float32", "meta")])
+def test_fused_kernels_that_torch_has_not(dtype: str, device: str, tmp_path: Path) -> None:
+    installed(tmp_path, optimizer__fused=True)
+
+    made = torch.optim.Adagrad([nn.Parameter(torch.ones(2, dtype=getattr(torch, dtype), device=device))])
+
+    assert made.param_groups[0]["fused"] is None
+    assert said(tmp_path) == [
+        ("optimizer.fused", "skipped", f"fused=True takes no parameters of torch.{dtype} on {device}")
+    ]
+
+
+def test_what_does_not_take_an_argument_is_made_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DataLoader, "__init__", DataLoader.__init__)
+    installed(tmp_path, loader__num_workers=-1)
+
+    assert DataLoader(TensorDataset(torch.ones(2))).num_workers == 0
+    (only,) = said(tmp_path)
+    assert only[:2] == ("loader.num_workers", "skipped")
+    assert only[2].startswith("DataLoader does not take it here (num_workers option should be non-negative")
+
+
+@pytest.mark.usefixtures("optimizers")
+def test_a_mistake_of_the_script_stays_its_own(tmp_path: Path) -> None:
+    installed(tmp_path, optimizer__fused=True)
+
+    with pytest.raises(TypeError, match="learning_rate"):
+        torch.optim.SGD([nn.Parameter(torch.ones(2))], learning_rate=1.0)  # type: ignore[call-arg]
+    assert said(tmp_path) == []
+
+
+def test_nothing_is_undecided_where_there_is_no_model(tmp_path: Path) -> None:
+    made = Levers({"ddp.no_sync": True, "host.collect_every": 1000}, str(tmp_path), override=False)
+    assert not made.is_undecided
+    try:
+        made.at_end_of_step()
+    finally:
+        gc.unfreeze()
+        gc.enable()
+    assert not made.is_undecided
+    assert said(tmp_path) == [
+        ("ddp.no_sync", "skipped", "this training has made no DistributedDataParallel"),
+        ("host.collect_every", "applied", ""),
+    ]
+
+
+def test_a_model_is_found_where_the_script_has_frozen_what_it_made() -> None:
+    model = nn.Bilinear(1, 1, 1)
+    gc.freeze()
+    try:
+        assert model in live(nn.Bilinear)
+        assert gc.get_freeze_count() > 1000
+    finally:
+        gc.unfreeze()

@@ -1,0 +1,220 @@
+"""What cannot be applied is left as the script has it, with the reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from overlap_sweep.levers import Value, levers
+from tests.levers.runs import run
+
+BARE = """
+import gc
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+
+
+class Data(IterableDataset):
+    def __iter__(self):
+        return iter(torch.ones(12, 4))
+
+
+gc.disable()
+model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+for batch in DataLoader(Data(), batch_size=4):
+    model(batch).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+"""A training in one process, whose two layers repeat nothing."""
+
+OWN = """
+import contextlib
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+dist.init_process_group("gloo")
+blocks = [nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(3)]
+first, second = nn.Sequential(*blocks), nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+for block in blocks:
+    fully_shard(block, reshard_after_forward=False)
+    block.compile(backend="eager")
+fully_shard(first)
+blocks[0].set_modules_to_forward_prefetch([blocks[1]])
+blocks[1].set_modules_to_backward_prefetch([blocks[0]])
+first.set_separate_reduce_scatter_group(False)
+second = DistributedDataParallel(second, bucket_cap_mb=3, static_graph=False, gradient_as_bucket_view=False)
+second.register_comm_hook(None, allreduce_hook)
+optimizers = [torch.optim.AdamW(model.parameters(), fused=False) for model in (first, second)]
+for (batch,) in DataLoader(TensorDataset(torch.ones(16, 8)), batch_size=4, num_workers=2, prefetch_factor=3):
+    for is_last in (False, True):
+        first.set_requires_gradient_sync(is_last)
+        first(batch).sum().backward()
+    with second.no_sync():
+        second(batch).sum().backward()
+    second(batch).sum().backward()
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
+dist.destroy_process_group()
+"""
+"""A training that sets itself what levers set."""
+
+UNUSED = """
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.spare = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.used(x)
+
+
+dist.init_process_group("gloo")
+model = DistributedDataParallel(Model(), find_unused_parameters=True)
+optimizer = torch.optim.SGD(model.parameters())
+model(torch.ones(2, 4)).sum().backward()
+optimizer.step()
+dist.destroy_process_group()
+"""
+
+MICROBATCHES = """
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+# As in an older PyTorch.
+del FSDPModule.set_separate_reduce_scatter_group
+dist.init_process_group("gloo")
+first = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+fully_shard(first[0])
+fully_shard(first)
+second = DistributedDataParallel(nn.Linear(8, 8))
+optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()])
+for microbatches in (2, 2, 2, 3, 2):
+    second(torch.ones(2, 8)).sum().backward()
+    for _ in range(microbatches):
+        first(torch.ones(2, 8)).sum().backward()
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
+ALL: dict[str, Value] = {name: one.values[0] for name, one in levers().items() if one.is_in_process}
+NO_DDP = "this training has made no DistributedDataParallel"
+NO_FSDP1 = "this training has made no FullyShardedDataParallel"
+NO_UNITS = "this training has no units of FSDP2 (fully_shard) below its root"
+NO_WORKERS = "no DataLoader has workers; give job.levers.loader.num_workers, too"
+NO_GROUP = "this training has made no init_process_group or new_group or split_group"
+
+
+def given(what: str) -> str:
+    return f"the script gives {what}; add job.levers_override=true to replace it"
+
+
+def called(what: str) -> str:
+    return f"the script calls {what} itself; add job.levers_override=true to replace it"
+
+
+def test_a_training_without_what_levers_change(tmp_path: Path) -> None:
+    ran = run(tmp_path / "run", BARE, levers=ALL, ranks=1, skip_steps=3)
+
+    assert ran.applied == set()
+    assert ran.skipped == {
+        **{name: NO_GROUP for name in ALL if name.startswith("group.")},
+        **{name: NO_DDP for name in ALL if name.startswith("ddp.")},
+        **{name: NO_UNITS for name in ALL if name.startswith("fsdp2.")},
+        "fsdp2.reshard_after_forward": "this training has made no fully_shard",
+        **{name: NO_FSDP1 for name in ALL if name.startswith("fsdp1.")},
+        "loader.num_workers": "the dataset is an IterableDataset, which each worker would read from its start",
+        "loader.prefetch_factor": NO_WORKERS,
+        "loader.persistent_workers": NO_WORKERS,
+        "loader.pin_memory": "pinned memory needs GPUs",
+        "host.non_blocking": "copies to a GPU need one",
+        "host.collect_every": "the script has disabled garbage collection itself",
+        "host.compile_blocks": "this training has no modules of one class repeated in a ModuleList or Sequential",
+        "optimizer.fused": "the script gives the optimizer foreach=True, which excludes fused=True",
+    }
+
+
+def test_what_the_script_sets_itself(tmp_path: Path) -> None:
+    values = {
+        **ALL,
+        "fsdp2.reshard_after_forward": True,
+        "loader.num_workers": 1,
+        "ddp.first_bucket_mb": 2,
+    }
+    # static_graph ends this training.
+    script = OWN.replace("with second.no_sync():", "with second.no_sync() and contextlib.nullcontext():")
+    left_out = ("group.", "fsdp1.", "loader.pin", "loader.persistent", "fsdp2.symmetric", "host.non", "ddp.compress")
+    asked = {name: value for name, value in values.items() if not name.startswith(left_out)}
+    ran = run(tmp_path / "run", script, levers=asked, ranks=1, skip_steps=3)
+
+    assert ran.applied - {*ran.skipped} == {*asked} - {*ran.skipped}
+    assert ran.skipped == {
+        "ddp.bucket_cap_mb": given("DistributedDataParallel bucket_cap_mb=3"),
+        "ddp.static_graph": "the script calls no_sync",
+        "ddp.no_sync": called("no_sync"),
+        "fsdp2.prefetch": called("set_modules_to_forward_prefetch"),
+        "fsdp2.forward_prefetch": called("set_modules_to_forward_prefetch"),
+        "fsdp2.backward_prefetch": called("set_modules_to_backward_prefetch"),
+        "fsdp2.reshard_after_forward": given("fully_shard reshard_after_forward=False"),
+        "fsdp2.separate_reduce_scatter_group": called("set_separate_reduce_scatter_group"),
+        "fsdp2.no_sync": called("set_requires_gradient_sync"),
+        "loader.num_workers": given("DataLoader num_workers=2"),
+        "loader.prefetch_factor": given("DataLoader prefetch_factor=3"),
+        "host.compile_blocks": called("compile"),
+        "optimizer.fused": given("AdamW fused=False"),
+    }
+
+
+def test_what_the_script_sets_itself_is_replaced_if_asked(tmp_path: Path) -> None:
+    asked: dict[str, Value] = {
+        "ddp.bucket_cap_mb": 1,
+        "fsdp2.prefetch": 2,
+        "fsdp2.reshard_after_forward": True,
+        "loader.num_workers": 1,
+        "loader.prefetch_factor": 2,
+        "optimizer.fused": True,
+    }
+    seen = "print(second.bucket_bytes_cap, optimizers[0].param_groups[0]['fused'])\ndist.destroy"
+    script = OWN.replace("dist.destroy", seen)
+    ran = run(tmp_path / "run", script, levers=asked, ranks=1, skip_steps=3, levers_override=True)
+
+    assert (ran.applied, ran.skipped) == ({*asked}, {})
+    assert ran.output.splitlines()[0] == f"{2**20} True"
+
+
+def test_parameters_without_gradients_need_to_be_found(tmp_path: Path) -> None:
+    ran = run(tmp_path / "run", UNUSED, levers={"ddp.find_unused_parameters": False}, ranks=1)
+
+    assert ran.skipped == {"ddp.find_unused_parameters": "the parameter spare.weight got no gradient in the first step"}
+
+
+def test_microbatches_that_levers_would_synchronise_wrongly(tmp_path: Path) -> None:
+    asked: dict[str, Value] = dict.fromkeys(
+        ("ddp.no_sync", "fsdp2.no_sync", "fsdp2.separate_reduce_scatter_group"), True
+    )
+    ran = run(tmp_path / "run", MICROBATCHES, levers=asked, ranks=1, steps=50)
+
+    separate = ran.skipped.pop("fsdp2.separate_reduce_scatter_group")
+    assert separate.startswith("set_separate_reduce_scatter_group needs PyTorch 2.13; this is ")
+    assert ran.skipped == {
+        "ddp.no_sync": "a step of this training has one microbatch",
+        "fsdp2.no_sync": "the number of microbatches changes: a step had 2, another 3",
+    }
