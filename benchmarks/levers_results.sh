@@ -21,5 +21,5 @@ levers fsdp2 nccl:{max_ctas:2} cuda:{max_connections:1} group:{max_ctas:"'defaul
   fsdp2:{prefetch:2} fsdp2:{reshard_after_forward:false} fsdp2:{separate_reduce_scatter_group:true} \
   fsdp2:{symmetric_memory:true} host:{compile_blocks:true}
 levers ddp nccl:{cta_policy:1} nccl:{min_ctas:32} ddp:{bucket_cap_mb:100} ddp:{compress_bf16:true} optimizer:{fused:true} \
-  loader:{num_workers:2,pin_memory:true},host:{non_blocking:true}
+  'loader:{num_workers:2,pin_memory:true},host:{non_blocking:true}'
 python3 -m benchmarks.levers_table "$out"

@@ -117,6 +117,7 @@ SCRIPTS = {
     "kernel": {"kernel"},
     "fsdp": {"fsdp", "copy_engine"},
     "tp_training": {"tp_training", "operator"},
+    "levers": {"job"},
 }
 """By its name before _results.sh, which workloads the script in benchmarks launches."""
 

@@ -122,7 +122,9 @@ def non_blocking(_: bool) -> Later:
 def compile_blocks(_: bool) -> None:
     blocks = repeated_blocks(live(_module()))
     if not blocks:
-        raise NotApplicable("this training has no modules of one class repeated in a ModuleList or Sequential")
+        raise NotApplicable(
+            "this training has no modules of one class repeated in a ModuleList, ModuleDict or Sequential"
+        )
     if any(_is_compiled(block) for block in blocks) or live(_optimized_module()):
         raise NotApplicable("the script compiles its model itself")
     for block in blocks:
@@ -130,13 +132,13 @@ def compile_blocks(_: bool) -> None:
 
 
 def repeated_blocks(modules: list[nn.Module]) -> list[nn.Module]:
-    """Returns the children of the outermost ModuleLists and Sequentials that are trained, of one class, and not single
-    operators."""
+    """Returns the children of the outermost ModuleLists, ModuleDicts and Sequentials whose children are trained, of one
+    class, and not single operators."""
     from torch import nn
 
     containers = []
     for one in modules:
-        blocks = [*one.children()] if isinstance(one, nn.ModuleList | nn.Sequential) else []
+        blocks = [*one.children()] if isinstance(one, nn.ModuleList | nn.ModuleDict | nn.Sequential) else []
         if len(blocks) > 1 and len({*map(type, blocks)}) == 1 and all(_is_trained_block(block) for block in blocks):
             containers.append(one)
     inner = {module for one in containers for module in one.modules() if module is not one}

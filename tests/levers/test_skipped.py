@@ -119,6 +119,7 @@ ALL: dict[str, Value] = {name: one.values[0] for name, one in levers().items() i
 NO_DDP = "this training has made no DistributedDataParallel"
 NO_FSDP1 = "this training has made no FullyShardedDataParallel"
 NO_UNITS = "this training has no units of FSDP2 (fully_shard) below its root"
+NO_BLOCKS = "this training has no modules of one class repeated in a ModuleList, ModuleDict or Sequential"
 NO_WORKERS = "no DataLoader has workers; give job.levers.loader.num_workers, too"
 NO_GROUP = "this training has made no init_process_group or new_group or split_group"
 
@@ -147,7 +148,7 @@ def test_a_training_without_what_levers_change(tmp_path: Path) -> None:
         "loader.pin_memory": "pinned memory needs GPUs",
         "host.non_blocking": "copies to a GPU need one",
         "host.collect_every": "the script has disabled garbage collection itself",
-        "host.compile_blocks": "this training has no modules of one class repeated in a ModuleList or Sequential",
+        "host.compile_blocks": NO_BLOCKS,
         "optimizer.fused": "the script gives the optimizer foreach=True, which excludes fused=True",
     }
 
@@ -186,18 +187,21 @@ def test_what_the_script_sets_itself(tmp_path: Path) -> None:
 def test_what_the_script_sets_itself_is_replaced_if_asked(tmp_path: Path) -> None:
     asked: dict[str, Value] = {
         "ddp.bucket_cap_mb": 1,
-        "fsdp2.prefetch": 2,
+        "ddp.static_graph": True,
+        "ddp.find_unused_parameters": False,
+        "fsdp2.forward_prefetch": 2,
+        "fsdp2.backward_prefetch": 2,
         "fsdp2.reshard_after_forward": True,
         "loader.num_workers": 1,
         "loader.prefetch_factor": 2,
         "optimizer.fused": True,
     }
-    seen = "print(second.bucket_bytes_cap, optimizers[0].param_groups[0]['fused'])\ndist.destroy"
-    script = OWN.replace("dist.destroy", seen)
+    seen = "print(second.bucket_bytes_cap, second.static_graph, optimizer.param_groups[0]['fused'])\ndist.destroy"
+    script = OWN.replace("with second.no_sync():", "if True:").replace("dist.destroy", seen)
     ran = run(tmp_path / "run", script, levers=asked, ranks=1, skip_steps=3, levers_override=True)
 
     assert (ran.applied, ran.skipped) == ({*asked}, {})
-    assert ran.output.splitlines()[0] == f"{2**20} True"
+    assert ran.output.splitlines()[0] == f"{2**20} True True"
 
 
 def test_parameters_without_gradients_need_to_be_found(tmp_path: Path) -> None:
