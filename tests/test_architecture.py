@@ -58,6 +58,7 @@ WITHOUT_TORCH = {
 WITHOUT_TORCH_IN_SLICES = {"config", "result", "answer", "section", "compare", "study", "tables", "rows"}
 WITHOUT_TORCH_IN_JOB = {
     "command",
+    "program_options",
     "output",
     "nodes",
     "run",

@@ -140,7 +140,7 @@ def _row(name: str, lever: Lever, target: _Target | None) -> Row:
 
 def in_words(values: Iterable[object]) -> str:
     """Returns values as they are typed."""
-    return ", ".join(str(value).lower() if isinstance(value, bool) else str(value) for value in values)
+    return ", ".join(programs.text(value) for value in values)
 
 
 def _target(given: str) -> _Target:

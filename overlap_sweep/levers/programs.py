@@ -101,7 +101,7 @@ class Change:
     def settings(self) -> dict[str, str]:
         """Returns the values of the options by their plain names."""
         if self.program == "deepspeed":
-            return {_plain(self.lever.argument): _text(self.value)}
+            return {_plain(self.lever.argument): text(self.value)}
         return _settings(self.words)
 
 
@@ -109,7 +109,7 @@ def change(lever: Lever, value: Value) -> Change:
     """Returns what the lever changes in a command of its program."""
     option, boolean = lever.argument, PROGRAMS[lever.program].boolean
     off = re.sub(r"(.*\.)", r"\1no-", option) if boolean == "negated" else option
-    words: tuple[str, ...] = (option, _text(value))
+    words: tuple[str, ...] = (option, text(value))
     if lever.program == "deepspeed" or (option == OVERLAP_OPTION and value == "none"):
         words = ()
     elif option == OVERLAP_OPTION:
@@ -252,7 +252,7 @@ def _given(program: str, command: Command) -> dict[str, str]:
         # accelerate itself says what is wrong with it.
         config = {}
     in_file = {f"--{_plain(name.rpartition('.')[2])}": text for name, text in _flat(config)}
-    return in_file | {"--use-fsdp": _text(config.get("distributed_type") == "FSDP")} | own
+    return in_file | {"--use-fsdp": text(config.get("distributed_type") == "FSDP")} | own
 
 
 def _json(command: Command) -> dict[str, Any] | None:
@@ -270,10 +270,11 @@ def _flat(section: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str
         if isinstance(value, dict):
             yield from _flat(value, f"{path}{name}.")
         elif value not in ("auto", None):
-            yield f"{path}{name}", _text(value)
+            yield f"{path}{name}", text(value)
 
 
-def _text(value: object) -> str:
+def text(value: object) -> str:
+    """Returns the value as it is typed."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -7,7 +7,7 @@ from overlap_sweep import workloads
 from overlap_sweep.commands import compare, frames, history, query, report
 from overlap_sweep.commands import levers as levers_command
 from overlap_sweep.effects import ASPECTS
-from overlap_sweep.effects.settings import Known, known, known_settings
+from overlap_sweep.effects.settings import Known, known_settings
 from overlap_sweep.hydra_adapter.help import Page, choices, launcher_page, section_page, sentences
 from overlap_sweep.hydra_adapter.overrides import GROUPS, NUMBERED, workloads_with_section
 from overlap_sweep.hydra_adapter.plugins import LAUNCHERS, SWEEPERS
@@ -54,10 +54,10 @@ def columns() -> str:
 
 def effects(page: str) -> str:
     """Returns docs/effects.md with the rows of its tables of aspects and settings written anew."""
-    entries = known_settings().items()
+    known = known_settings().items()
     settings = [
         (", ".join(f"`{each}`" for each in (name, *one.names)), one.what, ", ".join(one.shows), _pitfalls(one))
-        for name, one in entries
+        for name, one in known
     ]
     tables: dict[str, Sequence[tuple[str, ...]]] = {
         "| aspect | what it is |": [(f"`{name}`", about) for name, about in ASPECTS.items()],
@@ -73,11 +73,11 @@ def levers_page(page: str) -> str:
     rows = [
         (
             f"`{name}`",
-            f"{one.what}{'. ' * bool(one.note)}{one.note}",
+            ". ".join(filter(None, (one.what, one.note))),
             levers_command.in_words(one.values),
             one.results,
             ", ".join(one.causes),
-            _seen_by(name, one),
+            _seen_in(one),
             "<br>".join(f"`{line}`" for line in one.written(one.values[0]).splitlines()),
         )
         for name, one in levers().items()
@@ -86,12 +86,9 @@ def levers_page(page: str) -> str:
     return _with_rows(page, head, rows)
 
 
-def _seen_by(name: str, lever: Lever) -> str:
-    """Returns the aspects of what ran in which the lever shows."""
-    if lever.effect == "none":
-        return "not to be seen"
-    found = known(lever.effect or name)
-    return ", ".join(found.shows) or "not to be seen" if found else "any"
+def _seen_in(lever: Lever) -> str:
+    """Returns the aspects of what ran in which the lever shows; empty if its note says how."""
+    return ", ".join(known_settings()[lever.effect].shows) or "nothing" if lever.effect else ""
 
 
 def _with_rows(page: str, head: str, rows: Iterable[tuple[str, ...]]) -> str:

@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path, PurePath
 
@@ -16,11 +16,11 @@ from overlap_sweep.config import Runtime
 from overlap_sweep.errors import UserError
 from overlap_sweep.levers import programs
 from overlap_sweep.overlap import overlap_cfg
-from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.recorder.recording import RECORD_VARIABLE
 from overlap_sweep.results.identity import NO_MULTICAST
 from overlap_sweep.results.measured import Scalar
 from overlap_sweep.results.run_directory import settings_file
+from overlap_sweep.workloads.job import program_options
 from overlap_sweep.workloads.job.config import Config, Job, Resolved
 from overlap_sweep.workloads.job.output import AMOUNTS, check_metric
 from overlap_sweep.workloads.job.template import Filling, filled, placeholders, split
@@ -28,11 +28,8 @@ from overlap_sweep.workloads.job.template import Filling, filled, placeholders, 
 _TEMPLATES = ("command", "directory", *AMOUNTS)
 _OWN = ("ranks", "repetition", "run", "nodes", "ranks_per_node", "node", "host", "port")
 """Placeholders that are no values."""
-_OVERLAP_LEVER = "megatron.tp_comm_overlap"
 _INSTEAD = {"ranks": "set job.ranks", "repetition": "set repetition", "nodes": "set runtime.nodes"}
 _MEGATRON = ":megatron"
-_JSON = "deepspeed.json"
-"""Copy of DeepSpeed's configuration in the run directory, with what levers change."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 _MOST_WORK = 1e18
@@ -92,7 +89,8 @@ def refusal(point: Resolved) -> str | None:
         return f"job.levers.{needing[0]} has a meaning on GPUs only"
     if runtime.threads_per_rank != 1:
         return "runtime.threads_per_rank has no effect on a command; give +job.env.OMP_NUM_THREADS=..."
-    if of_levers := _levers_refusal(point):
+    words = _own_words(point, Path("run"))
+    if of_levers := program_options.refusal(point, words, _program_files(point, words)):
         return of_levers
     if config := point.overlap_cfg:
         if reason := overlap_cfg.slots_refusal(config.slots) or overlap_cfg.switches_refusal(config):
@@ -105,46 +103,25 @@ def refusal(point: Resolved) -> str | None:
 
 def arguments(point: Config, directory: Path, place: Place = ALONE) -> list[str]:
     """Returns the words of the command, filled in, with the options of levers. UserError if it cannot be understood."""
-    words, copy = _own_words(point, directory, place), str(handed(directory) / _JSON)
-    return programs.changed(words, _changes(point, directory).values(), copy)
+    folder, words = handed(directory), _own_words(point, directory, place)
+    changes = program_options.changes(point, str(folder / settings_file()))
+    return programs.changed(words, changes.values(), str(folder / program_options.JSON_FILE))
 
 
 def _own_words(point: Config, directory: Path, place: Place = ALONE) -> list[str]:
     return split(point.job.command, fillings(point, directory, place), "job.command")
 
 
-def _changes(point: Config, directory: Path | None) -> dict[str, programs.Change]:
-    """Returns what levers change in the words of the command, by their names and values. `directory`: as
-    `_overlap_words`."""
-    known, found = levers.levers(), {}
-    for name, value in levers.chosen(point.job.levers).items():
-        if known[name].way == "argument":
-            made = programs.change(known[name], value)
-            if name == _OVERLAP_LEVER:
-                made = replace(made, words=_overlap_words(point, value, directory))
-            found[f"job.levers.{name}={in_words(value)}"] = made
-    return found
-
-
-def _programs_files(point: Config, words: Sequence[str]) -> dict[str, Path]:
+def _program_files(point: Config, words: Sequence[str]) -> dict[str, Path]:
     """Returns the files that say which programs the command starts, and with which options, by name."""
     found = {name: _existing(point, name) for name in programs.files_of(words)}
     return {name: path for name, path in found.items() if path}
 
 
-def _levers_refusal(point: Resolved) -> str:
-    words, changes = _own_words(point, Path("run")), _changes(point, None)
-    files = _programs_files(point, words) if changes else {}
-    texts = {name: path.read_text(errors="replace") for name, path in files.items()}
-    return programs.refusal(changes, programs.Command(words, texts), override=point.job.levers_override)
-
-
 def write_files(point: Resolved, directory: Path) -> None:
     """Writes the files that the command is given in place of the user's, with what levers change in them."""
-    if changes := [one for one in _changes(point, directory).values() if one.program == "deepspeed"]:
-        words = _own_words(point, directory)
-        path = _programs_files(point, words)[programs.json_file(words)]
-        (directory / _JSON).write_text(programs.changed_json(path.read_text(), changes))
+    words = _own_words(point, directory)
+    program_options.write_files(point, words, _program_files(point, words), directory)
 
 
 def working_folder(point: Config, directory: Path, place: Place = ALONE) -> Path:
@@ -215,21 +192,9 @@ def fillings(point: Config, directory: Path, place: Place = ALONE) -> dict[str, 
     # Earlier results may have values with names that are refused now.
     found |= {name: Filling(in_words(value), tuple(in_words(value).split())) for name, value in job.values.items()}
     for name in _megatron_values(job):
-        words = _overlap_words(point, job.values[name], directory)
+        words = program_options.overlap_words(point, job.values[name], str(handed(directory) / settings_file()))
         found[name + _MEGATRON] = Filling(shlex.join(words), words)
     return found
-
-
-def _overlap_words(point: Config, value: Scalar, directory: Path | None) -> tuple[str, ...]:
-    """Returns Megatron-LM's arguments of none, default or a tp_comm_overlap_cfg file: its copy in the run directory, or
-    without that the file itself."""
-    lines: list[str] = []
-    if isinstance(point, Resolved) and point.overlap_cfg:
-        file = str(handed(directory) / settings_file()) if directory else in_words(value)
-        lines = overlap_cfg.overlap_arguments(point.overlap_cfg, file)
-    elif value == overlap_cfg.DEFAULT:
-        lines = overlap_cfg.overlap_arguments(OverlapConfig())
-    return tuple(shlex.split(" ".join(lines)))
 
 
 def in_words(value: Scalar) -> str:
@@ -253,8 +218,12 @@ def _overlap_config(config: Config) -> dict[str, object] | None:
     keeps overlap off. UserError if the file is not one, or there are several values."""
     job = config.job
     given = {f"{{{name}{_MEGATRON}}}": job.values[name] for name in _megatron_values(job)}
-    option = f"job.values.{next(iter(given))[1 : -len(_MEGATRON) - 1]}" if given else f"job.levers.{_OVERLAP_LEVER}"
-    given |= {name: value for name, value in levers.flat(job.levers) if name == _OVERLAP_LEVER}
+    option = (
+        f"job.values.{next(iter(given))[1 : -len(_MEGATRON) - 1]}"
+        if given
+        else f"job.levers.{program_options.OVERLAP_LEVER}"
+    )
+    given |= {name: value for name, value in levers.flat(job.levers) if name == program_options.OVERLAP_LEVER}
     if len(given) > 1:
         both = " and ".join([*given][:2])
         raise UserError(f"job.command has {both}; Megatron-LM takes one of them.")
@@ -379,7 +348,7 @@ def command_line(point: Resolved) -> str:
     variables = {} if connections is None else {"CUDA_DEVICE_MAX_CONNECTIONS": str(connections)}
     variables |= levers.environment(_known_levers(point)) | _variables(job, texts)
     assigned = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
-    words, changes = split(job.command, texts, "job.command"), _changes(point, None)
+    words, changes = split(job.command, texts, "job.command"), program_options.changes(point)
     return " ".join([*first, *assigned, shlex.join(programs.changed(words, changes.values()))])
 
 
@@ -389,8 +358,11 @@ def in_processes(point: Resolved) -> dict[str, levers.Value]:
 
 
 def to_write(point: Resolved) -> str:
-    """Returns the lines for the script that do what those levers did; empty if there are none."""
-    return "\n".join(levers.levers()[name].written(value) for name, value in in_processes(point).items())
+    """Returns the lines for the script, or for DeepSpeed's JSON file, that do what those levers did; empty if there are
+    none."""
+    known = {name: levers.levers()[name] for name in _known_levers(point)}
+    lacking = {name for name, one in known.items() if one.is_in_process or one.program == "deepspeed"}
+    return "\n".join(known[name].written(value) for name, value in _known_levers(point).items() if name in lacking)
 
 
 def _known_levers(point: Resolved) -> dict[str, levers.Value]:
@@ -402,6 +374,6 @@ def _by_hand(point: Resolved) -> dict[str, Filling]:
     place = Place("NODE", "HOST", "PORT") if point.nodes > 1 else ALONE
     found = fillings(point, Path("run"), place)
     for name in _megatron_values(point.job):
-        words = _overlap_words(point, point.job.values[name], None)
+        words = program_options.overlap_words(point, point.job.values[name])
         found[name + _MEGATRON] = Filling(shlex.join(words), words)
     return found | {"run": Filling("run", ("run",)), "repetition": Filling("0", ("0",))}

@@ -32,6 +32,11 @@ def test_options_are_in_the_command_that_is_run_and_in_the_one_to_use(folder: Pa
     assert command.command_line(made) == " ".join(words)
 
 
+def test_variables_of_levers_are_in_the_command_to_use() -> None:
+    made = point(MEGATRON, "+job.levers.nccl.max_ctas=8", "+job.env.A=1")
+    assert command.command_line(made) == "NCCL_MAX_CTAS=8 A=1 torchrun pretrain_gpt.py --sequence-parallel"
+
+
 def test_a_point_with_an_option_is_another_one() -> None:
     lever = "+job.levers.megatron.overlap_grad_reduce=true"
     assert point_key(point(MEGATRON, lever)) != point_key(point(MEGATRON))
@@ -86,6 +91,7 @@ def test_deepspeed_runs_with_a_changed_copy(folder: Path) -> None:
     assert json.loads((folder / "ds.json").read_text()) == {"zero_optimization": {"stage": 2}}
     # The file is the user's to change.
     assert command.command_line(made) == "python t.py --deepspeed_config ds.json"
+    assert command.to_write(made) == '{"zero_optimization": {"reduce_bucket_size": 1000}}'
 
 
 def test_a_run_is_given_the_copy(folder: Path) -> None:
