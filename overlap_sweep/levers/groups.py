@@ -6,7 +6,7 @@ of the ranks 0 to 3; `0-6/2` are the ranks 0, 2, 4 and 6.
 
 from __future__ import annotations
 
-import copy
+import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -42,7 +42,7 @@ def _options_with(field: str, value: Value, arguments: Mapping[str, Any]) -> obj
         last = f"{description or 'without description'} of ranks {', '.join(map(str, ranks))}"
         raise NotHere(f"no process group of NCCL has the description or ranks {scope}; the last one was {last}")
     fresh = dist.ProcessGroupNCCL.Options()
-    options = copy.deepcopy(arguments["pg_options"]) or _inherited(arguments) or fresh
+    options = _copy(arguments["pg_options"] or _inherited(arguments) or fresh)
     owner, default = (options.config, fresh.config) if hasattr(fresh.config, field) else (options, fresh)
     wanted = type(getattr(default, field))(_number(number))
     given = getattr(owner, field)
@@ -77,7 +77,10 @@ def _ranks(arguments: Mapping[str, Any]) -> list[int]:
         return next((group for group in arguments["split_ranks"] if own in group), [])
     if given := arguments.get("ranks"):
         return [*given]
-    return [*range(dist.get_world_size())] if dist.is_initialized() else []
+    if dist.is_initialized():
+        return [*range(dist.get_world_size())]
+    size: int = arguments["world_size"]
+    return [*range(size if size > 0 else int(os.environ.get("WORLD_SIZE", "0")))]
 
 
 def _uses_nccl(arguments: Mapping[str, Any]) -> bool:
@@ -100,4 +103,17 @@ def _inherited(arguments: Mapping[str, Any]) -> Any:
     if "split_ranks" not in arguments:
         return None
     parent: Any = arguments["parent_pg"] or dist.group.WORLD
-    return copy.deepcopy(parent._get_backend(torch.device("cuda")).options)
+    return parent._get_backend(torch.device("cuda")).options
+
+
+def _copy(options: Any) -> Any:
+    """Returns equal options: the script may give these to other groups, too, and older PyTorch cannot copy them."""
+    import torch.distributed as dist
+
+    copied: Any = dist.ProcessGroupNCCL.Options()
+    copied.is_high_priority_stream = options.is_high_priority_stream
+    for name in dir(options.config):
+        value = getattr(options.config, name)
+        if isinstance(value, int | str) and not name.startswith("_"):
+            setattr(copied.config, name, value)
+    return copied

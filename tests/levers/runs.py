@@ -54,7 +54,7 @@ def run(
     codes = [one.wait() for one in started]
     outputs = [(directory / f"output{rank}").read_text() for rank in range(ranks)]
     assert codes == [0] * ranks, "\n".join(outputs)
-    said = [one for own in statuses(directory) for one in own]
+    said = [one for of_process in statuses(directory) for one in of_process]
     traces = sorted(directory.glob("trace_rank*"))
     prints = [one.print for one in read_prints(traces).values() if one.print]
     count = Counter(one.lever for one in said if one.status == APPLIED)

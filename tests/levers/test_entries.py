@@ -120,11 +120,12 @@ def new_group(ranks: list[int], description: str | None = None, **given: Any) ->
 
 
 @pytest.mark.usefixtures("nccl")
-def test_options_of_process_groups() -> None:
-    first: Any = groups.max_ctas(8, {"backend": "cpu:gloo,cuda:nccl", "pg_options": None})
+def test_options_of_process_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    first: Any = groups.max_ctas("0-3:8", {"backend": "cpu:gloo,cuda:nccl", "pg_options": None, "world_size": -1})
     assert (first.config.max_ctas, first.is_high_priority_stream) == (8, False)
 
-    # Another lever of the same group adds to it.
+    # Another lever of the same group adds to it, and the script's own options may be for other groups, too.
     second: Any = groups.high_priority("dp:true", new_group([0, 2], "mesh_dp", pg_options=first))
     assert (second.config.max_ctas, second.is_high_priority_stream) == (8, True)
     assert not first.is_high_priority_stream

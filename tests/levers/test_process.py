@@ -27,7 +27,7 @@ def said(directory: Path) -> list[tuple[str, str, str]]:
     def brief(one: LeverStatus) -> tuple[str, str, str]:
         return one.lever, one.status, one.reason
 
-    return [brief(one) for own in statuses(directory) for one in own]
+    return [brief(one) for of_process in statuses(directory) for one in of_process]
 
 
 def test_an_argument_that_an_older_version_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
