@@ -145,7 +145,7 @@ def main() -> int:
         start = f"torchrun --nproc-per-node={{ranks}} {path}" if launcher == "torchrun" else f"{sys.executable} {path}"
         sweep = given.out / client.replace(" ", "_")
         command = f"{start} {ARGUMENTS.get(client, '')}"
-        launch(sweep, command, [])
+        launch(sweep, command, ["repetition=0,1"])
         for lever, value in LEVERS.items():
             launch(sweep, command, [f"+job.levers.{lever}={str(value).lower() if isinstance(value, bool) else value}"])
         for lever in LEVERS:
@@ -154,8 +154,8 @@ def main() -> int:
 
 
 def launch(sweep: Path, command: str, more: list[str]) -> None:
-    """Measures two runs into the sweep's folder."""
-    options = ["workload=job", "runtime.device=cpu", "job.ranks=2", "repetition=0,1", f"job.command={command}"]
+    """Measures into the sweep's folder."""
+    options = ["workload=job", "runtime.device=cpu", "job.ranks=2", f"job.command={command}"]
     steps = ["job.skip_steps=3", "job.steps=3", "job.profile_steps=3"]
     call = [sys.executable, "launch.py", "-m", *options, *steps, *more, f"hydra.sweep.dir={sweep}"]
     done = subprocess.run(call, capture_output=True, text=True)

@@ -183,7 +183,8 @@ def _wrong(lever: Lever, value: Any) -> str:
     )
     if is_kind and lever.pattern and not re.fullmatch(lever.pattern, str(value)):
         return f"cannot be understood; give such as {' or '.join(map(str, lever.values))}"
-    return "" if is_kind else f"is not a {lever.kind}, such as {lever.values[0]}"
+    article = "an" if lever.kind == "integer" else "a"
+    return "" if is_kind else f"is not {article} {lever.kind}, such as {lever.values[0]}"
 
 
 def environment(values: Mapping[str, Value]) -> dict[str, str]:

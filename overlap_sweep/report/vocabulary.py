@@ -176,7 +176,7 @@ _ENDS = {
     "MiB": "_mb",
     "fraction": "fraction mfu hidden_noise gain_noise _error _bound gain cost hidden share loss_difference",
     "ratio": "ratio ratio_low ratio_high ratio_noise speedup slowdown",
-    "nats": "loss",
+    "nats": "loss loss_of_step",
     "1/s": "tokens_per_s_per_gpu samples_per_s tokens_per_s units_per_s",
     "count": "calls num_events samples_per_step tokens_per_step",
     "TFLOP/s": "tflops tflops_per_gpu tflops_alone tflops_overlapped",
@@ -184,7 +184,7 @@ _ENDS = {
     "MHz": "_mhz",
     "W": "power_w",
     "\N{DEGREE SIGN}C": "temperature_c",
-    "dimensionless": "learning_rate grad_norm",
+    "dimensionless": "learning_rate grad_norm gradients_norm parameters_norm",
     "the quantity's": "value difference noise",
 }
 UNITS = {end: unit for unit, ends in _ENDS.items() for end in ends.split()}

@@ -81,6 +81,18 @@ def test_blocks_are_those_of_the_outermost_container(layers: nn.Module) -> None:
     assert host.repeated_blocks(modules) == [*layers.children()]
 
 
+def test_blocks_of_a_class_of_torchs_own_are_left_since_compile_does_nothing_with_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(2, 2), nn.ReLU()) for _ in range(2)])
+    monkeypatch.setattr(host, "live", lambda kind: [*model.modules()] if kind is nn.Module else [])
+
+    with pytest.raises(NotApplicable, match="are Sequential, a class of torch's own"):
+        host.compile_blocks(True)
+
+    assert all(block._compiled_call_impl is None for block in model)
+
+
 def test_fsdp1_prefetches_by_name() -> None:
     values = [backward_prefetch_of_fsdp1(value, {}) for value in ("BACKWARD_PRE", "BACKWARD_POST", "none")]
     assert values == [BackwardPrefetch.BACKWARD_PRE, BackwardPrefetch.BACKWARD_POST, None]

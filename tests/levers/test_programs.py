@@ -238,7 +238,7 @@ def test_entries_say_what_there_is(name: str) -> None:
 
 def test_values_of_programs_are_checked() -> None:
     for given, said in {
-        ("megatron", "ddp_bucket_size", "big"): "job.levers.megatron.ddp_bucket_size=big is not a integer",
+        ("megatron", "ddp_bucket_size", "big"): "job.levers.megatron.ddp_bucket_size=big is not an integer",
         ("torchtitan", "fsdp_reshard_after_forward", "sometimes"): "is not one of default, always, never",
         ("transformers", "ddp_bucket_cap", 1): "Did you mean transformers.ddp_bucket_cap_mb?",
     }.items():
