@@ -144,7 +144,8 @@ def run_as_planned(point: dict[str, Any], directory: Path, rank: int, run: Calla
 
 def read_journal(faults: Path) -> list[dict[str, Any]]:
     path = faults / JOURNAL
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    # Without a last line that another rank is still writing.
+    return [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
 
 
 def _note(faults: Path, line: dict[str, Any]) -> None:
