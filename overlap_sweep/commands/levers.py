@@ -50,7 +50,7 @@ Command = output.with_columns(lambda: TABLES)
 
 @dataclass(frozen=True)
 class _Target:
-    """What levers are to be for."""
+    """A training that levers are listed for, by its trace or its command."""
 
     applies: Callable[[Lever], str]
     about: str

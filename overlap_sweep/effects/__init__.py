@@ -29,7 +29,7 @@ class Slots(NamedTuple):
     settings: Mapping[str, Mapping[str, object]] = {}
     """Method and knobs by slot, as in the file."""
     operators: Sequence[str] = ("qkv", "proj", "fc1", "fc2")
-    """Those that the layer has."""
+    """Operators of the layer."""
 
 
 NO_SLOTS = Slots()

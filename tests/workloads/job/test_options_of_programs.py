@@ -97,4 +97,7 @@ def test_deepspeed_runs_with_a_changed_copy(folder: Path) -> None:
 def test_a_run_is_given_the_copy(folder: Path) -> None:
     script = f"grep -q 1000 $1 && {recorded(folder / 'made', recording())}"
     levers = {"deepspeed": {"reduce_bucket_size": 1000}}
-    measured(folder, f"{shell(script)} --deepspeed {folder / 'ds.json'}", levers=levers)
+
+    found = measured(folder, f"{shell(script)} --deepspeed {folder / 'ds.json'}", levers=levers)
+
+    assert found["objective_us"]
