@@ -16,7 +16,7 @@ MAY_IMPORT = {
     "overlap": BASE,
     "diagnosis": BASE | {"trace"},
     "effects": BASE | {"trace", "diagnosis"},
-    "levers": BASE | {"trace", "diagnosis", "effects"},
+    "levers": BASE | {"trace", "diagnosis", "effects", "startup"},
     "results": BELOW_RESULTS,
     "measure": BELOW_RESULTS | {"results"},
     "backends": BELOW_RESULTS | {"results", "measure"},

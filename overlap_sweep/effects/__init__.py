@@ -24,7 +24,7 @@ ASPECTS = {
 
 
 class Slots(NamedTuple):
-    """What a tp_comm_overlap_cfg asks of a layer."""
+    """Slots of a tp_comm_overlap_cfg, and the operators of the layer that it is for."""
 
     settings: Mapping[str, Mapping[str, object]] = {}
     """Method and knobs by slot, as in the file."""

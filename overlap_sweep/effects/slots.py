@@ -26,7 +26,7 @@ WORST_FIRST: tuple[Verdict, ...] = ("not in force", "fell back", "in force", "ca
 
 
 class Place(NamedTuple):
-    """Where an operator needs a collective: what a slot overlaps runs in its place."""
+    """A collective that an operator needs: what a slot overlaps runs in its place."""
 
     operator: str
     pass_: str
@@ -46,7 +46,7 @@ FUNCTIONS = {
         [Place("qkv", "bwd", GATHER), Place("qkv", "bwd", SCATTER)],
     ],
 }
-"""Where Transformer Engine's functions need collectives. Where operators have the same function, a layer calls it for
+"""Collectives that Transformer Engine's functions need. Where operators have the same function, a layer calls it for
 one after the other, in this order."""
 
 _KERNEL = re.compile(r"userbuffers_\w*_(ag|rs)(_|$)")
@@ -55,10 +55,10 @@ _KERNEL = re.compile(r"userbuffers_\w*_(ag|rs)(_|$)")
 
 @dataclass(frozen=True)
 class Transfer:
-    """What ran in a place: NCCL's collective, or the kernels and copies of an overlap."""
+    """NCCL's collective, or the kernels and copies of an overlap, that ran in a place."""
 
     method: str
-    """As in a file; `none` for NCCL."""
+    """Method as in a file; `none` for NCCL."""
     collective: str
     """Empty for a ring exchange, which does not show what it is part of."""
     kernel: str
@@ -85,7 +85,7 @@ class Transfer:
 
 
 Found = Mapping[Place, Sequence[Transfer | str | None]]
-"""What ran in each place each time. None: nothing; a text: what of several things is unknown."""
+"""Transfers in each place, by time. None: nothing ran; a text: which of several things ran is unknown."""
 
 
 def slot_verdicts(slots: Slots, before: Sequence[Fingerprint], after: Sequence[Fingerprint]) -> list[Setting]:

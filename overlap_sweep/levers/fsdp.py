@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
 _PART_NUMBERS = 8
-"""NCCL's kernels for symmetric memory (seen with 2.28.9) gather parts wrongly that are no multiple of 16 bytes."""
+"""Numbers of 2 bytes in 16 bytes: NCCL's kernels for symmetric memory (seen with 2.28.9) gather other parts wrongly."""
 
 
 def prefetch(units_ahead: int) -> None:

@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 from overlap_sweep.errors import first_line
 from overlap_sweep.levers import Constructor, Lever, Value, levers
 from overlap_sweep.levers.status import APPLIED, SKIPPED, LeverStatus, add_status
+from overlap_sweep.startup.sitecustomize import VARIABLE
 
 T = TypeVar("T")
 Function = Callable[..., Any]
@@ -281,7 +282,7 @@ class _AfterImport:
 
 def install(environment: Mapping[str, str] = os.environ) -> Levers | None:
     """Installs the levers that this process's environment asks for, once; None if there are none."""
-    return _installed(environment.get("OVERLAP_SWEEP_RECORD", ""))
+    return _installed(environment.get(VARIABLE, ""))
 
 
 @functools.cache

@@ -311,7 +311,7 @@ class SymmetricMemory:
             buffer.stream = None
 
     def keep_until_now(self, tensor: Tensor) -> None:
-        """Leaves the tensor's buffer to its stream once the current one has got here."""
+        """Leaves the tensor's buffer to its stream once the current one has got here; one in usual memory has none."""
         for own in self._buffers:
             if own.memory.data_ptr() == tensor.untyped_storage().data_ptr():
                 own.used = torch.cuda.current_stream().record_event()

@@ -217,7 +217,10 @@ class Watched:
         return f"not measured within {limit_s:g} s: {have}; {first}raise {limit}, or lower job.steps"
 
     def check_levers(self) -> None:
-        """Raises PointFailed if not all ranks have applied the levers that they apply themselves."""
+        """Raises PointFailed if not all ranks have applied the levers that they apply themselves, Refused if one could
+        not: it may have said so since the last look."""
+        if reason := status.skipped(self._directory):
+            raise Refused(reason)
         known, chosen = levers.levers(), levers.chosen(self._job.levers)
         asked = [name for name in chosen if known[name].is_in_process]
         if lacking := status.lacking(self._directory, asked, self._job.ranks):
