@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from overlap_sweep.errors import Refused
 from overlap_sweep.levers import Value, levers
+from overlap_sweep.levers.status import APPLIED, SKIPPED, LeverStatus, add_status
+from overlap_sweep.workloads.job.run import Watched
 from tests.levers.runs import run
+from tests.workloads.job.commands import job_point
 
 BARE = """
 import gc
@@ -222,3 +228,12 @@ def test_microbatches_that_levers_would_synchronise_wrongly(tmp_path: Path) -> N
         "ddp.no_sync": "a step of this training has one microbatch",
         "fsdp2.no_sync": "the number of microbatches changes: a step had 2, another 3",
     }
+
+
+def test_what_a_process_says_after_the_last_look_counts(tmp_path: Path) -> None:
+    point = job_point("python t.py", levers={"ddp": {"no_sync": True}})
+    for status, reason in ((APPLIED, ""), (SKIPPED, "the number of microbatches changes")):
+        add_status(str(tmp_path), LeverStatus("ddp.no_sync", True, status, reason))
+
+    with pytest.raises(Refused, match="job.levers.ddp.no_sync=True cannot be applied: the number of microbatches"):
+        Watched(point, tmp_path, {}, "").check_levers()
