@@ -50,7 +50,7 @@ print(sorted(name for name in sys.modules if name.split(".")[0] in ("torch", "nu
 """
 
 TRAINING = """
-import os, sys
+import os, sys, time
 {before}
 import torch
 import torch.distributed as dist
@@ -73,6 +73,9 @@ def main(*arguments):
         {each}
     if dist.is_initialized():
         dist.destroy_process_group()
+    if arguments:
+        # gloo's threads outlive it: one that still holds a tensor when Python ends aborts the process.
+        time.sleep(0.5)
 
 
 if __name__ == "__main__":
