@@ -16,7 +16,7 @@ from overlap_sweep.commands.output import print_error
 from overlap_sweep.errors import UserError, in_words, is_of_users_system, nearest
 from overlap_sweep.program import analyze_program, end_unread, print_version, stdout_is_closed
 
-COMMANDS = ("report", "query", "trace", "diagnose", "effect", "levers", "compare", "timeline", "history")
+COMMANDS = ("report", "query", "trace", "diagnose", "predict", "effect", "levers", "compare", "timeline", "history")
 """Names of the modules, each of which has a function of its name, and may have its class as `Command`. They are
 imported when they are run, or their help is shown. The first is the default."""
 USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]

@@ -14,7 +14,18 @@ from numpy.typing import NDArray
 from overlap_sweep.diagnosis import LOADING
 from overlap_sweep.diagnosis.calls import Call, blocks_and_threads, calls_of, groups_of
 from overlap_sweep.diagnosis.collectives import Group, group_of
-from overlap_sweep.diagnosis.host import Pause, Places, Stall, Wait, launched_ns, pauses_of, stalls_of, waits_of
+from overlap_sweep.diagnosis.host import (
+    Pause,
+    Places,
+    Stall,
+    StreamEvent,
+    Wait,
+    launched_ns,
+    pauses_of,
+    stalls_of,
+    stream_events_of,
+    waits_of,
+)
 from overlap_sweep.trace.activity import COMPUTE, GEMM, MEMORY, Activity, activity_of, launches_of
 from overlap_sweep.trace.columns import Trace
 from overlap_sweep.trace.intervals import Intervals, merge, no_intervals
@@ -92,6 +103,8 @@ class RankFacts:
     optimizer_steps: Intervals = field(default_factory=no_intervals)
     backward_passes: Intervals = field(default_factory=no_intervals)
     """One for each microbatch."""
+    stream_events: list[StreamEvent] = field(default_factory=list)
+    """What the host did for streams to wait for each other, by time."""
     copied: list[tuple[int, str, int]] = field(default_factory=list)
     """Step, name and number of its copies and sets within the rank."""
 
@@ -188,6 +201,7 @@ def facts_of(trace: Trace, startup: Collection[int] = ()) -> RankFacts:
         backward_passes=places.backward_passes(),
         pauses=list(pauses_of(trace, moments.lane)),
         stalls=[] if launch is None else list(stalls_of(trace, activity, launch)),
+        stream_events=list(stream_events_of(trace)),
         copied=_copied(activity),
     )
 

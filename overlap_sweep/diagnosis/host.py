@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -361,3 +362,28 @@ def _holding(trace: Trace, holding: Events, before: NDArray[np.intp], launch: np
     lane, until = trace.launches.lane[launch], trace.launches.start_ns[launch]
     found = np.flatnonzero((holding.lane == lane) & (holding.start_ns > since) & (holding.start_ns < until))
     return trace.name(holding, found[-1]) if len(found) else ""
+
+
+_RECORD, _STREAM_WAIT = re.compile(r"(cuda|hip)EventRecord"), re.compile(r"(cuda|hip)StreamWaitEvent")
+_OWN_RECORD = re.compile(r"(cuda|hip)EventRecord$")
+
+
+class StreamEvent(NamedTuple):
+    """A call that records an event on a stream, or makes a stream wait for one; the trace says for none which."""
+
+    host_ns: int
+    is_wait: bool
+
+
+def stream_events_of(trace: Trace) -> Iterator[StreamEvent]:
+    """Yields the program's own calls, by time. PyTorch records by cudaEventRecordWithFlags, NCCL within its launches by
+    cudaEventRecord, each with the wait right after it."""
+    launches = trace.launches
+    is_record, is_wait = (trace.is_named(launches, pattern) for pattern in (_RECORD, _STREAM_WAIT))
+    is_own = trace.is_named(launches, _OWN_RECORD) & bool((is_record & ~trace.is_named(launches, _OWN_RECORD)).any())
+    order = np.argsort(launches.start_ns, kind="stable")
+    before = False
+    for i in order.tolist():
+        if (is_record[i] and not is_own[i]) or (is_wait[i] and not before):
+            yield StreamEvent(int(launches.start_ns[i]), bool(is_wait[i]))
+        before = bool(is_own[i])

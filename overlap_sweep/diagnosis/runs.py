@@ -76,21 +76,21 @@ def read_runs(paths: Sequence[Path], ranks_per_node: Mapping[Path, int] | None =
     per_node = ranks_per_node or {}
     keys = {path: key_of(path) for path in paths}
     known = {path: file for path, key in keys.items() if (file := cached_file(key, path, with_parts=False))}
-    read = _read(path for path in keys if path not in known)
+    read = read_ranks(path for path in keys if path not in known)
     for path, one in read.items():
         cache_file(keys[path], one.file, with_parts=False)
         known[path] = one.file
-    runs = _grouped([known[path] for path in keys])
+    runs = grouped([known[path] for path in keys])
     cache_keys = {name: _key(name, own, keys, per_node) for name, own in runs.items()}
     known_runs = {name: cached(_KIND, key, Found) if key else None for name, key in cache_keys.items()}
     wanted = [path for name, own in runs.items() if not known_runs[name] for path in own if not known[path].problem]
-    read |= _read(path for path in wanted if path not in read)
+    read |= read_ranks(path for path in wanted if path not in read)
     found = []
     for name, own in runs.items():
         files = [read[path].file if path in read else known[path] for path in own]
         by_rank = {rank: file for file in files if (rank := rank_of(file)) is not None}
         missing = missing_ranks(by_rank) if by_rank else []
-        if not known_runs[name] and (facts := _facts(files, read, per_node)):
+        if not known_runs[name] and (facts := facts_of_ranks(files, read, per_node)):
             known_runs[name] = _found(name, files, facts, missing)
             if (key := cache_keys[name]) and all(is_of(keys[file.path], file) for file in files):
                 cache(_KIND, key, known_runs[name])
@@ -104,12 +104,13 @@ def read_rank(path: Path) -> RankRead:
     return RankRead(file, facts_of(trace, file.startup) if trace else None)
 
 
-def _read(paths: Iterable[Path]) -> dict[Path, RankRead]:
+def read_ranks(paths: Iterable[Path]) -> dict[Path, RankRead]:
+    """Returns what was read of each trace, without the cache."""
     wanted = list(paths)
     return dict(zip(wanted, read_each(wanted, f"{__name__}:read_rank", RankRead), strict=True))
 
 
-def _grouped(files: Sequence[TraceFile]) -> dict[str, list[Path]]:
+def grouped(files: Sequence[TraceFile]) -> dict[str, list[Path]]:
     """Returns the traces of each run by its name, sorted by rank."""
     runs: dict[str, list[Path]] = {}
     name_of = {
@@ -136,7 +137,9 @@ def _found(name: str, files: Sequence[TraceFile], facts: Sequence[RankFacts], mi
     return Found(diagnosis, rows, group_totals(facts, met), node_times_of(facts, rows))
 
 
-def _facts(files: Sequence[TraceFile], read: Mapping[Path, RankRead], per_node: Mapping[Path, int]) -> list[RankFacts]:
+def facts_of_ranks(
+    files: Sequence[TraceFile], read: Mapping[Path, RankRead], per_node: Mapping[Path, int]
+) -> list[RankFacts]:
     """Returns the facts of the ranks. A step that contains the profiler's start on one of them is start-up on all."""
     startup = {number for file in files for number in file.startup}
     found = []

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from overlap_sweep.commands import output
+from overlap_sweep.errors import UserError
+from overlap_sweep.report.console import print_table
+from overlap_sweep.report.table import Listing, Row, Table, item
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from overlap_sweep.predict.runs import RunGraph
+
+
+_text = partial(item, kind="text")
+
+PREDICTIONS: Table[Row] = Table(
+    "predictions",
+    "one row per change, as they are named, or of each run the best first",
+    (
+        _text("run", "Common name of the traces of all ranks, with their directory."),
+        _text("change", "NAME=VALUE, several joined by +.", "change"),
+        item("step_us", "Time of a recorded step, the mean, of the slowest rank.", "step us"),
+        item(
+            "predicted_us",
+            "Time of the step with the change; of a bound the least. Empty if it cannot be told.",
+            "predicted us",
+        ),
+        item("low_us", "Least time that the recording leaves open.", "low us"),
+        item("high_us", "Longest time that it leaves open.", "high us"),
+        item("gain_us", "step_us - predicted_us.", "gain us"),
+        _text("status", "predicted, bound or cannot tell.", "status"),
+        _text(
+            "critical",
+            "What the step's time then consists of: shares of the longest chain of what waits for each other.",
+            "then critical",
+            dropped=1,
+        ),
+        _text("reason", "Why it cannot be told, or what else to know.", "note", dropped=2),
+        item("measured_us", "Time of a step of the recording --against.", "measured us", dropped=3),
+        item("error", "predicted_us / measured_us - 1.", "error", dropped=3),
+        item("within", "Whether measured_us is from low_us to high_us.", "in interval", kind="flag", dropped=3),
+    ),
+)
+Command = output.with_columns(lambda: {"predictions": PREDICTIONS})
+
+
+def predict(
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="TRACE...", help="Traces of a run's ranks, or the directory of a run each.")
+    ],
+    change: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--change", metavar="NAME=VALUE", help="What to change; several joined by + are one change. Repeatable."
+        ),
+    ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option("--against", metavar="DIR", help="A recording with the change made, to compare with."),
+    ] = None,
+    format: output.FormatOption = output.TableFormat.table,
+) -> None:
+    """Predict what a change would gain, from one recording.
+
+    The recorded steps are replayed with something changed: sizes of buckets, hooks, prefetching, resharding, hardware
+    queues, synchronisation, equal ranks. The interval holds what the recording leaves open. What it cannot tell is
+    said. Without --change all changes that apply, best first. The traces of all ranks are needed where ranks wait for
+    each other.
+
+    \b
+    Examples:
+      python analyze.py predict traces/
+      python analyze.py predict traces/ --change ddp.bucket_cap_mb=25 --change env.CUDA_DEVICE_MAX_CONNECTIONS=8
+      python analyze.py predict traces/ --change fsdp2.prefetch=2+fsdp2.reshard_after_forward=false --format json
+      python analyze.py predict before/ --change ddp.bucket_cap_mb=25 --against after/
+
+    Exit status: 0 success, 1 error, 2 wrong usage.
+    """
+    from overlap_sweep.commands.frames import find_traces
+    from overlap_sweep.predict.predictions import parsed
+    from overlap_sweep.predict.predictions import predict as predictions
+    from overlap_sweep.predict.runs import graphs
+
+    for each in change or []:
+        parsed(each)
+    if against is not None and not change:
+        raise UserError("--against is a recording with a change made; name that with --change.")
+    traces, problems = find_traces(paths)
+    runs = graphs(traces)
+    known = [(run.name, run.graph) for run in runs if run.graph]
+    measured_us = None if against is None else _step_us(graphs(find_traces([against])[0]), against)
+    rows = [
+        {
+            "run": name,
+            **msgspec.structs.asdict(one),
+            **_compared(one.predicted_us, one.low_us, one.high_us, measured_us),
+        }
+        for name, graph in known
+        for one in predictions(graph, change or [])
+    ]
+
+    def show(console: Console) -> None:
+        for name, _ in known:
+            own = [row for row in rows if row["run"] == name]
+            if own:
+                print_table(name, Listing(PREDICTIONS, own).columns, own, console)
+            else:
+                console.print(f"{name}: no change that this program knows applies.", highlight=False)
+
+    if known:
+        output.print_rows(PREDICTIONS.frame(rows), format, show)
+    output.fail_for([*problems, *(problem for run in runs for problem in run.problems)])
+
+
+def _step_us(runs: list[RunGraph], directory: Path) -> float:
+    from overlap_sweep.predict.replay import recorded, step_us
+
+    graphs = [run.graph for run in runs if run.graph]
+    if len(graphs) != 1:
+        raise UserError(f"--against {directory} has {len(graphs)} runs; give the traces of one.")
+    return step_us(graphs[0], recorded(graphs[0]))
+
+
+def _compared(
+    predicted_us: float | None, low_us: float | None, high_us: float | None, measured_us: float | None
+) -> dict[str, object]:
+    if measured_us is None or predicted_us is None or low_us is None or high_us is None:
+        return {"measured_us": measured_us, "error": None, "within": None}
+    error = predicted_us / measured_us - 1
+    return {"measured_us": measured_us, "error": error, "within": low_us <= measured_us <= high_us}

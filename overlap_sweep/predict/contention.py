@@ -1,0 +1,100 @@
+"""Finds what computation and communication cost each other beside each other: from those of the trace that ran beside
+each other and alone, or from measurements on another machine where it has none."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from statistics import median
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from overlap_sweep.diagnosis.exposure import slowed_gemms
+from overlap_sweep.diagnosis.facts import RankFacts
+from overlap_sweep.trace.intervals import Measure
+
+if TYPE_CHECKING:
+    from overlap_sweep.predict.graph import Node
+
+MOST_LOST = 0.75
+"""Most of the time beside communication that computation can have lost to it."""
+
+BESIDE, ALONE = 0.5, 0.1
+"""Shares of a node's time from which on it ran beside others, and up to which it ran alone."""
+
+GEMM_SLOWDOWN, COMM_SLOWDOWN = 0.38, 0.14
+"""Two H200s, NCCL with 24 thread blocks: GEMMs beside all-reduces of 256 MB, and these beside GEMMs
+(manual_connections_32 of docs/results/2026-11-23-diagnosis.md)."""
+
+
+class Slowdown(NamedTuple):
+    """Usual slowdowns, as shares of the time alone."""
+
+    gemm: float
+    comm: float
+    is_measured: bool
+    """Whether the trace shows both."""
+
+
+def set_contention(nodes: Sequence[Node], facts: RankFacts) -> Slowdown:
+    """Takes what they cost each other out of the durations of one rank's nodes, sets their slowdowns, and returns the
+    usual ones."""
+    computing = [node for node in nodes if node.kind == "compute"]
+    moving = [node for node in nodes if node.kind == "comm"]
+    computed, moved = (
+        [(node.recorded_ns[1] - node.duration_ns, node.recorded_ns[1]) for node in own] for own in (computing, moving)
+    )
+    beside_comm, beside_work = _within(computed, moved), _within(moved, computed)
+    extra = {work: extra_ns for work, _, extra_ns in slowed_gemms(facts)}
+    known = [
+        (extra[node.work], beside_ns)
+        for node, beside_ns in zip(computing, beside_comm, strict=True)
+        if node.work in extra and beside_ns >= BESIDE * node.duration_ns
+    ]
+    gemm = slowdown_of(sum(one[0] for one in known), sum(one[1] for one in known)) if known else None
+    comm = _comm_slowdown(moving, beside_work)
+    usual = Slowdown(
+        GEMM_SLOWDOWN if gemm is None else gemm,
+        COMM_SLOWDOWN if comm is None else comm,
+        gemm is not None and comm is not None,
+    )
+    for node, beside_ns in zip(computing, beside_comm, strict=True):
+        node.slowdown = usual.gemm if node.is_gemm else 0.0
+        if beside_ns > 0 and node.is_gemm:
+            own = slowdown_of(extra[node.work], beside_ns) if node.work in extra else node.slowdown
+            node.duration_ns -= beside_ns * own / (1 + own)
+            node.slowdown = own
+    for node, beside_ns in zip(moving, beside_work, strict=True):
+        node.slowdown = usual.comm
+        node.duration_ns -= beside_ns * usual.comm / (1 + usual.comm)
+    return usual
+
+
+def slowdown_of(lost_ns: float, beside_ns: float) -> float:
+    """Returns by what share of its time alone something takes longer that lost time in that beside others."""
+    lost_ns = min(max(lost_ns, 0.0), MOST_LOST * beside_ns)
+    return lost_ns / (beside_ns - lost_ns) if lost_ns else 0.0
+
+
+def _comm_slowdown(moving: Iterable[Node], beside_ns: Iterable[float]) -> float | None:
+    """Returns the slowdown of collectives beside computation, from those of the same kind and size that ran alone; None
+    if there are none."""
+    alone: dict[object, list[float]] = defaultdict(list)
+    beside: dict[object, list[float]] = defaultdict(list)
+    for node, own_ns in zip(moving, beside_ns, strict=True):
+        if node.call and node.bytes and node.duration_ns:
+            share, key = own_ns / node.duration_ns, (node.call.group, node.call.collective, node.bytes)
+            if share <= ALONE:
+                alone[key].append(node.duration_ns)
+            elif share >= BESIDE:
+                beside[key].append(node.duration_ns)
+    ratios = [median(beside[key]) / median(alone[key]) - 1 for key in beside if key in alone]
+    return max(0.0, median(ratios)) if ratios else None
+
+
+def _within(spans: Sequence[tuple[float, float]], others: Sequence[tuple[float, float]]) -> list[float]:
+    """Returns how long others ran in each of the spans, in nanoseconds."""
+    measured = Measure(np.array(others, np.int64).reshape(-1, 2))
+    within: list[float] = measured.within(np.array(spans, np.int64).reshape(-1, 2)).tolist()
+    return within

@@ -1,0 +1,67 @@
+"""Estimates what a collective of another size would take, from those that were recorded: a latency and a rate for each
+kind, fitted over the sizes that occur."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import median
+from typing import NamedTuple
+
+import numpy as np
+
+from overlap_sweep.predict.graph import Node
+
+LATENCY_NS = 15_000.0
+"""Of a collective of few bytes on NVLink, where the recorded ones all have about the same size: NCCL's all-reduce of
+two and eight H200s takes 12 to 25 us (docs/results/2026-11-12-kernels.md)."""
+
+OTHER_SIZE = 1.5
+"""Sizes whose ratio is smaller say nothing of latency."""
+
+
+class Family(NamedTuple):
+    """Collectives whose costs are alike."""
+
+    group: str
+    collective: str
+
+
+@dataclass(frozen=True)
+class Cost:
+    latency_ns: float
+    ns_per_byte: float
+    sizes: int
+    """Number of sizes that it was fitted over."""
+
+    def time_ns(self, size_bytes: float) -> float:
+        return self.latency_ns + self.ns_per_byte * size_bytes
+
+
+def family_of(node: Node) -> Family:
+    assert node.call is not None
+    return Family(node.call.group, node.call.collective)
+
+
+def costs_of(nodes: Iterable[Node]) -> dict[Family, Cost]:
+    """Returns the costs of each kind of collective. Without the time in which one waited for other ranks, as far as
+    they were matched; kinds of unknown sizes have none."""
+    times: dict[Family, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for node in nodes:
+        if node.kind == "comm" and node.bytes and node.duration_ns > 0:
+            times[family_of(node)][node.bytes].append(node.duration_ns)
+    return {family: _fitted({size: median(own) for size, own in by_size.items()}) for family, by_size in times.items()}
+
+
+def _fitted(times_ns: dict[int, float]) -> Cost:
+    sizes, times = np.array([*times_ns], float), np.array([*times_ns.values()], float)
+    if sizes.max() >= OTHER_SIZE * sizes.min():
+        # Relative errors count: the times differ by orders of magnitude.
+        columns = np.stack((1 / times, sizes / times), axis=1)
+        (latency_ns, ns_per_byte), *_ = np.linalg.lstsq(columns, np.ones(len(times)), rcond=None)
+        if latency_ns >= 0 and ns_per_byte > 0:
+            return Cost(float(latency_ns), float(ns_per_byte), len(times))
+    largest = int(np.argmax(sizes))
+    latency_ns = min(LATENCY_NS, 0.5 * float(times[largest]))
+    return Cost(latency_ns, (float(times[largest]) - latency_ns) / float(sizes[largest]), 1)

@@ -1,0 +1,299 @@
+"""Predicts the time of a step with something changed, from a recording: what can be changed by name, the interval, and
+what becomes critical."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import partial
+from itertools import pairwise
+from statistics import stdev
+from typing import Literal
+
+import msgspec
+
+from overlap_sweep.diagnosis import NEVER, as_share
+from overlap_sweep.errors import UserError
+from overlap_sweep.predict import changes
+from overlap_sweep.predict.changes import CannotTell
+from overlap_sweep.predict.graph import StepGraph
+from overlap_sweep.predict.replay import POWER, Replayed, recorded, replay, replay_at_power, step_us
+
+NOISE, NOISE_ON_CPU = 0.025, 0.1
+"""Least half of an interval, as a share of the step: recordings of equal settings differ by so much."""
+
+HOST_BOUND = 0.35
+"""Share of the critical path that are launches from which on a recording does not hold what the GPU could gain."""
+
+MOST_POWER = 0.7
+"""Exponent of `replay.POWER` with which the highest time is predicted; the lowest with 0."""
+
+LEAST = 0.001
+"""Least change of a step, as a share of it, that is listed if no change is named."""
+
+CRITICAL_FROM = 0.03
+"""Least share of the critical path that is named."""
+
+Status = Literal["predicted", "bound", "cannot tell"]
+
+
+class Prediction(msgspec.Struct, kw_only=True):
+    """What a step would take with a change. Microseconds."""
+
+    change: str
+    step_us: float
+    """Of the recording: mean of its steps, of the slowest rank."""
+    predicted_us: float | None
+    """None if it cannot be told; of a bound the least time."""
+    low_us: float | None
+    high_us: float | None
+    gain_us: float | None
+    critical: str
+    """What then takes the step's time, as shares of the longest chain of what waits for each other."""
+    reason: str
+    """Why it cannot be told, or what else to know."""
+    status: Status
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change by name."""
+
+    apply: Callable[[StepGraph, str], None]
+    values: Sequence[str]
+    """Tried if none is named."""
+    overlaps: bool = False
+    """Whether it lets more computation run beside communication, so that the GPU waits less and its clock falls."""
+    is_bound: bool = False
+    note: str = ""
+    of_host: bool = False
+    """Whether it changes what the host does, so that it can be told where the host is the limit."""
+
+
+def _number(value: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        number = 0.0
+    if not number > 0:
+        raise UserError(f"{value} is not a number above 0.")
+    return number
+
+
+def _flag(apply: Callable[[StepGraph], None], wanted: str, graph: StepGraph, value: str) -> None:
+    if value.lower() != wanted:
+        raise UserError(f"{value} is not predicted; give {wanted}.")
+    apply(graph)
+
+
+def _connections(graph: StepGraph, value: str) -> None:
+    (changes.with_queue if _number(value) == 1 else changes.without_queue)(graph)
+
+
+def _untold(reason: str, graph: StepGraph, value: str) -> None:
+    raise CannotTell(reason)
+
+
+_UNSYNCHRONISED = Change(partial(_flag, changes.unsynchronised, "unsynchronised"), [])
+_QUEUES = Change(_connections, ["8"], overlaps=True)
+CHANGES = {
+    "ddp.bucket_cap_mb": Change(
+        lambda graph, value: changes.in_buckets(graph, _number(value) * 2**20), ["4", "25", "100"], overlaps=True
+    ),
+    "ddp.hooks": Change(partial(_flag, changes.in_hooks, "true"), ["true"], overlaps=True),
+    "ddp.accumulate": _UNSYNCHRONISED,
+    "ddp.no_sync": Change(partial(_flag, changes.unsynchronised, "true"), ["true"]),
+    "fsdp2.prefetch": Change(
+        lambda graph, value: changes.prefetched(graph, round(_number(value))), ["1", "2"], overlaps=True
+    ),
+    "fsdp2.reshard_after_forward": Change(
+        partial(_flag, changes.kept_after_forward, "false"), ["false"], note="All gathered parameters stay in memory."
+    ),
+    "fsdp2.accumulate": _UNSYNCHRONISED,
+    "fsdp2.no_sync": Change(partial(_flag, changes.unsynchronised, "true"), ["true"]),
+    "env.CUDA_DEVICE_MAX_CONNECTIONS": _QUEUES,
+    "cuda.max_connections": Change(_connections, [], overlaps=True),
+    "host.sync": Change(partial(_flag, changes.without_sync, "none"), ["none"], overlaps=True, of_host=True),
+    "host.launch": Change(
+        partial(_flag, changes.faster_host, "graph"),
+        ["graph"],
+        note="Kernels are as fast as they were recorded.",
+        of_host=True,
+    ),
+    "loader.ready": Change(partial(_flag, changes.ready_batches, "true"), ["true"], of_host=True),
+    "ranks.equal": Change(partial(_flag, changes.equal_ranks, "true"), ["true"], of_host=True),
+    "nccl.cta_policy": Change(
+        partial(_flag, changes.beside_nothing, "2"),
+        ["2"],
+        is_bound=True,
+        note="A bound: copies by copy engines take no multiprocessors, but may be slower themselves.",
+    ),
+    "link.times": Change(
+        lambda graph, value: changes.faster_link(graph, _number(value)), ["2"], is_bound=True, note="A bound."
+    ),
+    "nccl.max_ctas": Change(
+        partial(_untold, "The trace has collectives of one number of thread blocks; sweep num_sm or nccl.max_ctas."), []
+    ),
+    "nccl.min_ctas": Change(
+        partial(_untold, "The trace has collectives of one number of thread blocks; sweep num_sm or nccl.max_ctas."), []
+    ),
+    "batch.times": Change(
+        partial(_untold, "How much longer the same kernels take with a larger batch is not in the trace."), []
+    ),
+}
+
+
+def predict(graph: StepGraph, wanted: Sequence[str] = ()) -> list[Prediction]:
+    """Returns a prediction for each change, in their order; without any for all that apply, best first. UserError for
+    an unknown one. A change is `NAME=VALUE`, or several joined by `+`."""
+    if not graph.steps or not graph.nodes:
+        raise UserError("No step that all ranks have was recorded without the profiler's start; record more steps.")
+    if wanted:
+        return [_predicted(graph, each) for each in wanted]
+    found = [_predicted(graph, f"{name}={value}") for name, one in CHANGES.items() for value in one.values]
+    told = [one for one in found if one.gain_us is not None and abs(one.gain_us) >= LEAST * one.step_us]
+    return sorted(told, key=lambda one: -(one.gain_us or 0.0))
+
+
+def parsed(change: str) -> list[tuple[Change, str]]:
+    """Returns the single changes of `NAME=VALUE+NAME=VALUE`. UserError if one is unknown."""
+    found = []
+    for each in change.split("+"):
+        name, separator, value = each.strip().partition("=")
+        if name not in CHANGES:
+            near = get_close_matches(name, CHANGES, n=1)
+            mend = f"Did you mean {near[0]}?" if near else f"Choose from {', '.join(CHANGES)}."
+            raise UserError(f"Unknown change {name}. {mend}")
+        if not separator or not value:
+            raise UserError(f"{each} is not NAME=VALUE, such as {name}={(CHANGES[name].values or ['8'])[0]}.")
+        found.append((CHANGES[name], value))
+    return found
+
+
+def _predicted(graph: StepGraph, change: str) -> Prediction:
+    singles = parsed(change)
+    original_us = step_us(graph, recorded(graph))
+
+    def answer(status: Status, times: list[float], critical: str, reason: str) -> Prediction:
+        usual, low, high = times or (None,) * 3
+        return Prediction(
+            change=change,
+            step_us=original_us,
+            predicted_us=usual,
+            low_us=low,
+            high_us=high,
+            gain_us=None if usual is None else original_us - usual,
+            critical=critical,
+            reason=reason,
+            status=status,
+        )
+
+    overlaps = any(one.overlaps for one, _ in singles)
+    notes = " ".join(one.note for one, _ in singles if one.note)
+    try:
+        for family in {name.partition(".")[0] for name, _ in (each.partition("=")[::2] for each in change.split("+"))}:
+            _check_family(graph, family.strip())
+        if graph.on_device and not any(one.of_host for one, _ in singles):
+            _refuse_host_bound(graph)
+        usual = _changed(graph, singles)
+        times = (replay_at_power if overlaps else _as_recorded)(usual, graph, POWER)
+        spread_us = [
+            step_us(other, (replay_at_power if overlaps else _as_recorded)(other, graph, power))
+            for contention, cost, power in ((0.5, 0.93, 0.0), (1.5, 1.07, MOST_POWER))
+            for other in [_changed(graph, singles, contention, cost)]
+        ]
+    except CannotTell as error:
+        return answer("cannot tell", [], "", str(error))
+    predicted_us, half_us = (
+        step_us(usual, times),
+        max(_noise_us(graph), (NOISE if graph.on_device else NOISE_ON_CPU) * original_us),
+    )
+    low_us, high_us = min(*spread_us, predicted_us) - half_us, max(*spread_us, predicted_us) + half_us
+    if any(one.is_bound for one, _ in singles):
+        return answer("bound", [predicted_us, low_us, max(high_us, original_us)], critical_path(usual, times), notes)
+    return answer("predicted", [predicted_us, max(low_us, 0.0), high_us], critical_path(usual, times), notes)
+
+
+def _as_recorded(graph: StepGraph, original: StepGraph, power: float) -> Replayed:
+    return replay(graph)
+
+
+def _changed(
+    graph: StepGraph, singles: Sequence[tuple[Change, str]], contention: float = 1.0, cost: float = 1.0
+) -> StepGraph:
+    """Returns the graph with the changes. `contention`, `cost`: factors of what computation and communication cost each
+    other, and of the time of communication that was not recorded."""
+    copy = graph.copy()
+    for single, value in singles:
+        single.apply(copy, value)
+    for place, node in enumerate(copy.nodes):
+        if place >= len(graph.nodes) and node.kind == "comm":
+            node.duration_ns *= cost
+    if contention != 1:
+        for node in copy.nodes:
+            node.slowdown *= contention
+    return copy
+
+
+def _noise_us(graph: StepGraph) -> float:
+    """Returns the standard deviation of the recorded steps."""
+    ends = [
+        max((node.recorded_ns[1] for node in graph.nodes if node.step == step and node.kind == "compute"), default=0.0)
+        for step in graph.steps
+    ]
+    took = [(after - before) / 1000 for before, after in pairwise(ends)]
+    return stdev(took) if len(took) > 1 else 0.0
+
+
+def _check_family(graph: StepGraph, family: str) -> None:
+    calls = [(node.role, node.call.collective) for node in graph.nodes if node.call]
+    if family == "ddp" and ("gradient", "all_reduce") not in calls:
+        raise CannotTell("No all-reduce of gradients was recorded.")
+    if family == "fsdp2" and ("parameter", "all_gather") not in calls:
+        raise CannotTell("No all-gather of parameters was recorded.")
+
+
+def _refuse_host_bound(graph: StepGraph) -> None:
+    share = _critical_shares(graph, replay(graph)).get("launches", 0.0)
+    if share >= HOST_BOUND:
+        raise CannotTell(
+            f"{as_share(share)} of the recorded step is the host's launches, which recording slows down; "
+            "only changes of the host can be told."
+        )
+
+
+def critical_path(graph: StepGraph, times: Replayed) -> str:
+    """Returns what makes up the longest chain, such as `GEMMs 71%, all_reduce bwd 12%, launches 8%`."""
+    listed = [(name, share) for name, share in _critical_shares(graph, times).items() if share >= CRITICAL_FROM]
+    return ", ".join(f"{name} {as_share(share)}" for name, share in listed)
+
+
+def _critical_shares(graph: StepGraph, times: Replayed) -> dict[str, float]:
+    """Returns the shares, the largest first, of the chain in which each node waited for the one before, from the first
+    kernel of the last one's rank on."""
+    spent: dict[str, float] = defaultdict(float)
+    running = [i for i, node in enumerate(graph.nodes) if node.kind in ("compute", "comm")]
+    place = max(running, key=lambda i: times.ends_ns[i])
+    first_ns = min(times.starts_ns[i] for i in running if graph.nodes[i].rank == graph.nodes[place].rank)
+    until_ns = times.ends_ns[place]
+    while place != NEVER and until_ns > first_ns:
+        node, before = graph.nodes[place], times.waited_for[place]
+        since_ns = max(times.moved_ns[place], first_ns)
+        if node.kind == "comm" and node.call:
+            name = f"{node.call.collective} {node.pass_}".strip()
+        elif node.kind == "compute":
+            name = "GEMMs" if node.is_gemm else "other computation"
+        else:
+            name = "launches"
+        spent[name] += max(until_ns - since_ns, 0.0)
+        if before != NEVER:
+            is_late_rank = node.meeting != NEVER and graph.nodes[before].meeting == node.meeting
+            ended_ns = since_ns if is_late_rank else max(times.ends_ns[before], first_ns)
+            of_host = graph.nodes[before].kind in ("launch", "sync")
+            spent["launches" if of_host else "pauses"] += max(since_ns - ended_ns, 0.0)
+            until_ns = ended_ns
+        place = before
+    total = sum(spent.values())
+    return {name: spent[name] / total for name in sorted(spent, key=lambda name: -spent[name])} if total else {}

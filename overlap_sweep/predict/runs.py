@@ -1,0 +1,48 @@
+"""Reads the traces of runs into graphs of their steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from overlap_sweep.diagnosis.arrivals import arrivals
+from overlap_sweep.diagnosis.exposure import exposure_of
+from overlap_sweep.diagnosis.losses import views_of
+from overlap_sweep.diagnosis.runs import facts_of_ranks, grouped, read_ranks
+from overlap_sweep.predict.graph import StepGraph, graph_of
+from overlap_sweep.predict.replay import replay_error
+
+MOST_ERROR = 0.001
+"""Share of a step by which the replay of a graph may miss it."""
+
+
+class RunGraph(msgspec.Struct):
+    """The graph of one run's steps."""
+
+    name: str
+    """Common name of the traces, with their directory."""
+    directory: Path
+    graph: StepGraph | None
+    """None if no trace could be read."""
+    problems: list[str]
+    """A sentence for each trace that could not be read."""
+
+
+def graphs(paths: Sequence[Path]) -> list[RunGraph]:
+    """Returns the graph of each run that these traces are of, in the order of their first trace."""
+    read = read_ranks(paths)
+    found = []
+    for name, own in grouped([one.file for one in read.values()]).items():
+        files = [read[path].file for path in own]
+        facts = facts_of_ranks(files, read, {})
+        graph = None
+        if facts:
+            met = arrivals(facts)
+            views = views_of(facts, [exposure_of(one) for one in facts], met)
+            graph = graph_of(views, met)
+            if abs(replay_error(graph)) > MOST_ERROR:
+                graph = graph_of(views, met, held=False)
+        found.append(RunGraph(name, own[0].parent, graph, [file.problem for file in files if file.problem]))
+    return found
