@@ -13,13 +13,13 @@ import tempfile
 from functools import cache
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 from overlap_sweep.predict.graph import StepGraph
-from overlap_sweep.predict.predictions import predict
-from overlap_sweep.predict.replay import recorded, replay, step_us
+from overlap_sweep.predict.predictions import Prediction, predict
+from overlap_sweep.predict.replay import recorded, replay_error, step_us
 from overlap_sweep.predict.runs import graphs
 
 DATA = Path(__file__).parent.parent / "tests" / "data"
@@ -27,65 +27,100 @@ SAME = 0.02
 """Steps that differ by less than this share are equal: which is faster is not asked of a prediction."""
 
 
+class Judged(NamedTuple):
+    """A prediction beside what was measured. Milliseconds."""
+
+    pair: dict[str, Any]
+    prediction: Prediction
+    before_ms: float
+    after_ms: float
+
+    @property
+    def scale(self) -> float:
+        """Returns by what to multiply recorded microseconds: those of steps without the profiler are milliseconds."""
+        return self.before_ms / self.prediction.step_us
+
+    @property
+    def error(self) -> float | None:
+        predicted_us = self.prediction.predicted_us
+        return None if predicted_us is None else predicted_us * self.scale / self.after_ms - 1
+
+    @property
+    def is_within(self) -> bool:
+        low_us, high_us = self.prediction.low_us or 0.0, self.prediction.high_us or 0.0
+        return low_us * self.scale <= self.after_ms <= high_us * self.scale
+
+    @property
+    def is_sign_right(self) -> bool | None:
+        """Returns None if the times differ by less than SAME."""
+        gained_ms = self.before_ms - self.after_ms
+        if abs(gained_ms) < SAME * self.before_ms:
+            return None
+        return (self.prediction.gain_us or 0.0) * gained_ms > 0
+
+
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        print(*pairs_table(Path(folder)), sep="\n")
+        print(*pairs_table(judged_pairs(Path(folder))), sep="\n")
+        errors = replay_errors(Path(folder))
+        sizes = sorted(map(abs, errors.values()))
         print()
-        print(*replays_table(Path(folder)), sep="\n")
+        print(
+            f"Replayed as recorded: {len(sizes)} recordings, off by {median(sizes):.4%} in the median, "
+            f"{sizes[-1]:.2%} at most."
+        )
 
 
-def pairs_table(folder: Path) -> list[str]:
+def judged_pairs(folder: Path) -> list[Judged]:
+    """Returns the predictions for all pairs. The recordings are unpacked into the folder."""
+    found = []
+    for pair in yaml.safe_load((DATA / "predictions.yaml").read_text()):
+        directory = unpacked(folder, pair["recordings"])
+        graph = graph_of(directory / pair["before"])
+        assert graph is not None
+        (prediction,) = predict(graph, [pair["change"]])
+        found.append(Judged(pair, prediction, *measured_ms(directory, pair, graph)))
+    return found
+
+
+def pairs_table(judged: list[Judged]) -> list[str]:
     lines = [
         "| recorded | change | step, ms | predicted, ms | interval | measured, ms | error | in interval |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    by_device: dict[str, list[tuple[float, bool, bool | None]]] = {"GPU": [], "gloo": []}
-    for pair in yaml.safe_load((DATA / "predictions.yaml").read_text()):
-        directory = unpacked(folder, pair["recordings"])
-        graph = graph_of(directory / pair["before"])
-        (found,) = predict(graph, [pair["change"]])
-        before_ms, after_ms = measured_ms(directory, pair, graph)
-        scale = before_ms / (found.step_us / 1000)
-        start = f"| {pair['before']} | `{found.change}` | {before_ms:.2f} |"
-        if found.predicted_us is None:
-            lines.append(f"{start} | {found.status}: {found.reason} | {after_ms:.2f} | | |")
+    for one in judged:
+        found = one.prediction
+        start = f"| {one.pair['before']} | `{found.change}` | {one.before_ms:.2f} |"
+        if found.predicted_us is None or one.error is None:
+            lines.append(f"{start} {found.status}: {found.reason} | | {one.after_ms:.2f} | | |")
             continue
-        times = [time_us / 1000 * scale for time_us in (found.predicted_us, found.low_us or 0.0, found.high_us or 0.0)]
-        error, inside = times[0] / after_ms - 1, times[1] <= after_ms <= times[2]
-        gained = before_ms - after_ms
-        sign = None if abs(gained) < SAME * before_ms else (before_ms - times[0]) * gained > 0
-        by_device["gloo" if "gloo" in pair["recordings"] else "GPU"].append((abs(error), inside, sign))
-        lines.append(
-            f"{start} {times[0]:.2f} | {times[1]:.2f} to {times[2]:.2f} | {after_ms:.2f} | {error:+.1%} | "
-            f"{'yes' if inside else 'no'} |"
-        )
+        predicted, low, high = ((time or 0.0) * one.scale for time in (found.predicted_us, found.low_us, found.high_us))
+        inside = "yes" if one.is_within else "no"
+        interval = f"{low:.2f} to {high:.2f}"
+        lines.append(f"{start} {predicted:.2f} | {interval} | {one.after_ms:.2f} | {one.error:+.1%} | {inside} |")
     lines.append("")
-    for device, own in by_device.items():
-        errors, signs = [one[0] for one in own], [one[2] for one in own if one[2] is not None]
+    for device, is_gloo in (("GPU", False), ("gloo", True)):
+        own = [one for one in judged if ("gloo" in one.pair["recordings"]) is is_gloo and one.error is not None]
+        errors = [abs(one.error or 0.0) for one in own]
+        signs = [one.is_sign_right for one in own if one.is_sign_right is not None]
         lines.append(
             f"{device}: {len(own)} pairs, error {median(errors):.1%} in the median, {max(errors):.1%} at most; "
-            f"{sum(one[1] for one in own)} in the interval; sign right in {sum(signs)} of {len(signs)} that differ by "
-            f"{SAME:.0%} or more."
+            f"{sum(one.is_within for one in own)} in the interval; sign right in {sum(signs)} of {len(signs)} that "
+            f"differ by {SAME:.0%} or more."
         )
     return lines
 
 
-def replays_table(folder: Path) -> list[str]:
-    errors = {}
+def replay_errors(folder: Path) -> dict[str, float]:
+    """Returns by what share the replay of each recording differs from it."""
+    found = {}
     for archive in sorted(DATA.glob("*/*.tar.xz")):
         directory = unpacked(folder, f"{archive.parent.name}/{archive.name.removesuffix('.tar.xz')}")
         for own in sorted(directory.iterdir()):
             graph = graph_of(own) if own.is_dir() else None
             if graph and graph.steps:
-                errors[f"{directory.name}/{own.name}"] = (
-                    step_us(graph, replay(graph)) / step_us(graph, recorded(graph)) - 1
-                )
-    sizes = sorted(map(abs, errors.values()))
-    worst = sorted(errors.items(), key=lambda one: -abs(one[1]))[:5]
-    return [
-        f"Replayed as recorded: {len(sizes)} recordings, {median(sizes):.4%} in the median, {sizes[-1]:.4%} at most.",
-        *(f"- {name}: {error:+.4%}" for name, error in worst),
-    ]
+                found[f"{directory.name}/{own.name}"] = replay_error(graph)
+    return found
 
 
 @cache

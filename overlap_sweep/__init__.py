@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from overlap_sweep.commands.frames import read, read_diagnosis, read_trace
+    from overlap_sweep.commands.frames import read, read_diagnosis, read_prediction, read_trace
     from overlap_sweep.errors import UserError
     from overlap_sweep.profiler_hook import diagnose_trace
     from overlap_sweep.recorder.step_recorder import step
@@ -19,11 +19,22 @@ _MODULES = {
     "diagnose_trace": "profiler_hook",
     "read": "commands.frames",
     "read_diagnosis": "commands.frames",
+    "read_prediction": "commands.frames",
     "read_trace": "commands.frames",
     "step": "recorder.step_recorder",
     "tune": "tuner",
 }
-__all__ = ["Report", "UserError", "diagnose_trace", "read", "read_diagnosis", "read_trace", "step", "tune"]
+__all__ = [
+    "Report",
+    "UserError",
+    "diagnose_trace",
+    "read",
+    "read_diagnosis",
+    "read_prediction",
+    "read_trace",
+    "step",
+    "tune",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -195,6 +195,21 @@ def read_diagnosis(
     return table.frame(rows_of(runs))
 
 
+def read_prediction(*paths: Path | str, changes: Sequence[str] = ()) -> pd.DataFrame:
+    """Returns what changes would gain, from Kineto traces of all ranks, given as files or directories: one row per
+    change of `changes`, each `NAME=VALUE`, or of each run all that apply, the best first.
+
+    Times are in microseconds per step. What cannot be read causes a warning; UserError if nothing can be read.
+    """
+    from overlap_sweep.commands.predict import PREDICTIONS, predicted_rows
+
+    rows, names, problems = predicted_rows([Path(path) for path in paths], changes)
+    if not names:
+        raise UserError(" ".join(problems) or NOTHING_GIVEN)
+    _warn(problems)
+    return PREDICTIONS.frame(rows)
+
+
 def _warn(sentences: Iterable[str]) -> None:
     for sentence in sentences:
         warnings.warn(sentence, stacklevel=3)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +16,7 @@ from overlap_sweep.report.table import Listing, Row, Table, item
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from overlap_sweep.predict.predictions import Prediction
     from overlap_sweep.predict.runs import RunGraph
 
 
@@ -48,7 +50,8 @@ PREDICTIONS: Table[Row] = Table(
         item("within", "Whether measured_us is from low_us to high_us.", "in interval", kind="flag", dropped=3),
     ),
 )
-Command = output.with_columns(lambda: {"predictions": PREDICTIONS})
+TABLES = {"predictions": PREDICTIONS}
+Command = output.with_columns(lambda: TABLES)
 
 
 def predict(
@@ -83,40 +86,44 @@ def predict(
 
     Exit status: 0 success, 1 error, 2 wrong usage.
     """
-    from overlap_sweep.commands.frames import find_traces
-    from overlap_sweep.predict.predictions import parsed
-    from overlap_sweep.predict.predictions import predict as predictions
-    from overlap_sweep.predict.runs import graphs
-
-    for each in change or []:
-        parsed(each)
     if against is not None and not change:
         raise UserError("--against is a recording with a change made; name that with --change.")
-    traces, problems = find_traces(paths)
-    runs = graphs(traces)
-    known = [(run.name, run.graph) for run in runs if run.graph]
-    measured_us = None if against is None else _step_us(graphs(find_traces([against])[0]), against)
-    rows = [
-        {
-            "run": name,
-            **msgspec.structs.asdict(one),
-            **_compared(one.predicted_us, one.low_us, one.high_us, measured_us),
-        }
-        for name, graph in known
-        for one in predictions(graph, change or [])
-    ]
+    rows, names, problems = predicted_rows(paths, change or [], against)
 
     def show(console: Console) -> None:
-        for name, _ in known:
+        for name in names:
             own = [row for row in rows if row["run"] == name]
             if own:
                 print_table(name, Listing(PREDICTIONS, own).columns, own, console)
             else:
                 console.print(f"{name}: no change that this program knows applies.", highlight=False)
 
-    if known:
+    if names:
         output.print_rows(PREDICTIONS.frame(rows), format, show)
-    output.fail_for([*problems, *(problem for run in runs for problem in run.problems)])
+    output.fail_for(problems)
+
+
+def predicted_rows(
+    paths: Sequence[Path], change: Sequence[str], against: Path | None = None
+) -> tuple[list[Row], list[str], list[str]]:
+    """Returns the rows of PREDICTIONS, the names of the runs, and a sentence for each trace that cannot be read."""
+    from overlap_sweep.commands.frames import find_traces
+    from overlap_sweep.predict.predictions import parsed
+    from overlap_sweep.predict.predictions import predict as predictions
+    from overlap_sweep.predict.runs import graphs
+
+    for each in change:
+        parsed(each)
+    traces, problems = find_traces(paths)
+    runs = graphs(traces)
+    measured_us = None if against is None else _step_us(graphs(find_traces([against])[0]), against)
+    known = [(run.name, run.graph) for run in runs if run.graph]
+    rows = [
+        {"run": name, **msgspec.structs.asdict(one), **_compared(one, measured_us)}
+        for name, graph in known
+        for one in predictions(graph, change)
+    ]
+    return rows, [name for name, _ in known], [*problems, *(problem for run in runs for problem in run.problems)]
 
 
 def _step_us(runs: list[RunGraph], directory: Path) -> float:
@@ -128,10 +135,8 @@ def _step_us(runs: list[RunGraph], directory: Path) -> float:
     return step_us(graphs[0], recorded(graphs[0]))
 
 
-def _compared(
-    predicted_us: float | None, low_us: float | None, high_us: float | None, measured_us: float | None
-) -> dict[str, object]:
-    if measured_us is None or predicted_us is None or low_us is None or high_us is None:
+def _compared(one: Prediction, measured_us: float | None) -> dict[str, object]:
+    if measured_us is None or one.predicted_us is None or one.low_us is None or one.high_us is None:
         return {"measured_us": measured_us, "error": None, "within": None}
-    error = predicted_us / measured_us - 1
-    return {"measured_us": measured_us, "error": error, "within": low_us <= measured_us <= high_us}
+    error = one.predicted_us / measured_us - 1
+    return {"measured_us": measured_us, "error": error, "within": one.low_us <= measured_us <= one.high_us}

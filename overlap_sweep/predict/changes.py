@@ -320,24 +320,21 @@ def _is_reduction(node: Node) -> bool:
 
 
 def equal_ranks(graph: StepGraph) -> None:
-    """All ranks compute equally long, and their hosts take equally long."""
+    """All ranks compute equally long in each pass, and their hosts take equally long."""
     if graph.ranks < 2:
         raise CannotTell("Only one rank was recorded.")
-    computed: dict[tuple[int, int], float] = defaultdict(float)
-    hosts: dict[tuple[int, int], float] = defaultdict(float)
-    for node in graph.nodes:
+    took_ns: dict[tuple[int, str, str], list[float]] = defaultdict(lambda: [0.0] * graph.ranks)
+    chosen = [node for node in graph.nodes if node.kind == "compute" or (node.kind == "launch" and node.after)]
+    for node in chosen:
+        own = took_ns[node.step, node.kind, node.pass_]
+        own[node.rank] += node.duration_ns if node.kind == "compute" else node.delay_ns
+    for node in chosen:
+        own = took_ns[node.step, node.kind, node.pass_]
+        factor = mean(own) / own[node.rank] if own[node.rank] > 0 else 1.0
         if node.kind == "compute":
-            computed[node.step, node.rank] += node.duration_ns
-        elif node.kind == "launch" and node.after:
-            hosts[node.step, node.rank] += node.delay_ns
-    for node in graph.nodes:
-        times = computed if node.kind == "compute" else hosts if node.kind == "launch" and node.after else None
-        if times:
-            factor = mean(times[node.step, rank] for rank in range(graph.ranks)) / max(times[node.step, node.rank], 1.0)
-            if node.kind == "compute":
-                node.duration_ns *= factor
-            else:
-                node.delay_ns *= factor
+            node.duration_ns *= factor
+        else:
+            node.delay_ns *= factor
 
 
 def faster_host(graph: StepGraph) -> None:

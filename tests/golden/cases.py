@@ -132,7 +132,9 @@ CASES = (
             "--help",
             *(
                 f"{command} --help"
-                for command in ("report", "query", "trace", "diagnose", "levers", "compare", "timeline", "history")
+                for command in (
+                    *("report", "query", "trace", "diagnose", "predict", "levers", "compare", "timeline", "history"),
+                )
             ),
         ),
     ),

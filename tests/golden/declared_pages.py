@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from itertools import dropwhile
 
 from overlap_sweep import workloads
-from overlap_sweep.commands import compare, frames, history, query, report
+from overlap_sweep.commands import compare, frames, history, predict, query, report
 from overlap_sweep.commands import levers as levers_command
 from overlap_sweep.effects import ASPECTS
 from overlap_sweep.effects.settings import Known, known_settings
@@ -39,6 +39,7 @@ def columns() -> str:
         "report": report.tables(),
         "trace": frames.TRACE_TABLES,
         "diagnose": diagnosis.TABLES,
+        "predict": predict.TABLES,
         "levers": levers_command.TABLES,
         "compare": compare.tables(),
         "history": history.TABLES,
