@@ -13,15 +13,11 @@ from statistics import mean, median
 from overlap_sweep.diagnosis import NEVER
 from overlap_sweep.diagnosis.collectives import REDUCTIONS
 from overlap_sweep.predict.costs import costs_of, family_of
-from overlap_sweep.predict.graph import Edge, Node, StepGraph
+from overlap_sweep.predict.graph import CannotTell, Edge, Node, StepGraph
 
 MB = 1_000_000
 FIRST_BUCKET_BYTES = 1_048_576
 """DistributedDataParallel's own, unless it is said: the first bucket is to start early."""
-
-
-class CannotTell(Exception):
-    """The trace does not hold what a change needs; the reason is a sentence."""
 
 
 def without_queue(graph: StepGraph) -> None:
@@ -113,14 +109,15 @@ def _resum(graph: StepGraph, sizes: Callable[[list[Node], float], list[float]]) 
 def _needed_after_backward(graph: StepGraph, chosen: list[int]) -> None:
     """Lets nothing of the backward pass wait for sums of gradients, but what follows it."""
     rank, step = graph.nodes[chosen[0]].rank, graph.nodes[chosen[0]].step
-    own = [i for i, node in enumerate(graph.nodes) if (node.rank, node.kind) == (rank, "compute")]
+    own = [i for i, node in enumerate(graph.nodes) if node.rank == rank and node.kind in ("compute", "sync")]
     backward = [i for i in own if graph.nodes[i].step == step and graph.nodes[i].pass_ == "bwd"]
     last = backward[-1] if backward else chosen[-1]
     for place in own:
         node = graph.nodes[place]
         if place <= last:
             node.after = [edge for edge in node.after if not (edge.why == "needs" and edge.node in chosen)]
-    following = next((place for place in own if place > max(last, chosen[-1])), None)
+    after = max(last, chosen[-1])
+    following = next((place for place in own if place > after and graph.nodes[place].kind == "compute"), None)
     if following is not None:
         graph.nodes[following].after += [Edge(place, "needs") for place in chosen]
 

@@ -49,6 +49,10 @@ Why = Literal["host", "stream", "queue", "needs"]
 needs what the other has made. In a queue it may start when the other has started, otherwise when that has ended."""
 
 
+class CannotTell(Exception):
+    """The trace does not hold what a change needs; the reason is a sentence."""
+
+
 @dataclass(slots=True)
 class Node:
     """Something that takes time. Nanoseconds."""

@@ -17,8 +17,7 @@ import msgspec
 from overlap_sweep.diagnosis import NEVER, as_share
 from overlap_sweep.errors import UserError
 from overlap_sweep.predict import changes
-from overlap_sweep.predict.changes import CannotTell
-from overlap_sweep.predict.graph import StepGraph
+from overlap_sweep.predict.graph import CannotTell, StepGraph
 from overlap_sweep.predict.replay import POWER, Replayed, recorded, replay, replay_at_power, step_us
 
 NOISE, NOISE_ON_CPU = 0.025, 0.1

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlap_sweep.predict import changes
-from overlap_sweep.predict.changes import CannotTell
-from overlap_sweep.predict.graph import StepGraph
+from overlap_sweep.predict.graph import CannotTell, StepGraph
 from overlap_sweep.predict.predictions import critical_path
 from overlap_sweep.predict.replay import recorded, replay, replay_at_power, step_us
 from overlap_sweep.trace.activity import BWD, FWD, NEITHER
