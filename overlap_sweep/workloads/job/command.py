@@ -10,10 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path, PurePath
+from typing import Any
 
 from overlap_sweep import levers
 from overlap_sweep.config import Runtime
-from overlap_sweep.errors import UserError
+from overlap_sweep.errors import UsageError, UserError
 from overlap_sweep.levers import programs
 from overlap_sweep.overlap import overlap_cfg
 from overlap_sweep.recorder.recording import RECORD_VARIABLE
@@ -65,7 +66,7 @@ def complete(config: Config) -> dict[str, object]:
     working_folder(config, run)
     for option in AMOUNTS:
         amount(config, option)
-    job = asdict(config.job) | {"files": _files(config)}
+    job = asdict(config.job) | {"levers": _by_family(config.job.levers), "files": _files(config)}
     if config.profile == "none":
         job |= {"profile_steps": 0}
     return {**as_measured(config), "job": job, "overlap_cfg": overlap}
@@ -267,6 +268,20 @@ def _check_levers(config: Config) -> None:
             raise UserError(f"job.levers.{name} and job.env.{variable} set the same; give one of them.")
         if variable == "CUDA_DEVICE_MAX_CONNECTIONS" and config.runtime.max_connections is not None:
             raise UserError(f"job.levers.{name} and runtime.max_connections set the same; give one of them.")
+
+
+def _by_family(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Returns the values of levers by family and name, however they were typed. UsageError for one that does not exist,
+    or that is given twice."""
+    found: dict[str, dict[str, Any]] = {}
+    for key, own in given.items():
+        family, _, name = key.partition(".")
+        for below, value in own.items() if isinstance(own, Mapping) else ((name, own),):
+            levers.lever_named(f"{family}.{below}".rstrip("."))
+            if below in found.setdefault(family, {}):
+                raise UsageError(f"job.levers.{family}.{below} is given twice; give it once.")
+            found[family][below] = value
+    return found
 
 
 def _existing(point: Config, name: str) -> Path | None:
