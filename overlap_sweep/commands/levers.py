@@ -11,7 +11,7 @@ import typer
 
 from overlap_sweep.commands import output
 from overlap_sweep.errors import UsageError, UserError, nearest
-from overlap_sweep.levers import Lever, programs
+from overlap_sweep.levers import Lever, programs, shells
 from overlap_sweep.levers import levers as known_levers
 from overlap_sweep.report.console import print_lines, print_table
 from overlap_sweep.report.numbers import some_of
@@ -182,17 +182,16 @@ def _trace(path: Path) -> _Target:
 
 
 def _command(words: list[str]) -> _Target:
-    paths = {name: Path(name) for name in programs.files_of(words)}
+    paths = {name: Path(name) for name in programs.files_of(shells.program_words(words))}
     texts = {name: path.read_text(errors="replace") for name, path in paths.items() if path.is_file()}
-    read = programs.Command(words, texts)
 
     def applies(lever: Lever) -> str:
         if lever.way != "argument":
             needed = [" or ".join(lever.of)] * bool(lever.of) + ["GPUs"] * lever.gpu
             return f"if it uses {' and '.join(needed)}" if needed else "yes"
         changes = ({"it": programs.change(lever, value)} for value in lever.values)
-        reason = next(filter(None, (programs.refusal(one, read, override=False) for one in changes)), "")
+        reason = next(filter(None, (shells.refusal(one, words, texts, override=False) for one in changes)), "")
         return f"no: {reason.removeprefix('it cannot be applied: ')}" if reason else "yes"
 
-    found = [one.title for name, one in programs.PROGRAMS.items() if programs.is_recognised(name, read)]
+    found = [programs.PROGRAMS[name].title for name in shells.recognised(words, texts)]
     return _Target(applies, f"Programs whose options are levers: {', '.join(found) or 'none is found'}.")

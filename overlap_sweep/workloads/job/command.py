@@ -15,7 +15,7 @@ from typing import Any
 from overlap_sweep import levers
 from overlap_sweep.config import Runtime
 from overlap_sweep.errors import UsageError, UserError
-from overlap_sweep.levers import programs
+from overlap_sweep.levers import programs, shells
 from overlap_sweep.overlap import overlap_cfg
 from overlap_sweep.recorder.recording import RECORD_VARIABLE
 from overlap_sweep.results.identity import NO_MULTICAST
@@ -106,7 +106,7 @@ def arguments(point: Config, directory: Path, place: Place = ALONE) -> list[str]
     """Returns the words of the command, filled in, with the options of levers. UserError if it cannot be understood."""
     folder, words = handed(directory), _own_words(point, directory, place)
     changes = program_options.changes(point, str(folder / settings_file()))
-    return programs.changed(words, changes.values(), str(folder / program_options.JSON_FILE))
+    return shells.changed(words, changes.values(), str(folder / program_options.JSON_FILE))
 
 
 def _own_words(point: Config, directory: Path, place: Place = ALONE) -> list[str]:
@@ -115,7 +115,7 @@ def _own_words(point: Config, directory: Path, place: Place = ALONE) -> list[str
 
 def _program_files(point: Config, words: Sequence[str]) -> dict[str, Path]:
     """Returns the files that say which programs the command starts, and with which options, by name."""
-    found = {name: _existing(point, name) for name in programs.files_of(words)}
+    found = {name: _existing(point, name) for name in programs.files_of(shells.program_words(words))}
     return {name: path for name, path in found.items() if path}
 
 
@@ -300,9 +300,8 @@ def _existing(point: Config, name: str) -> Path | None:
 def _files(point: Config) -> dict[str, str]:
     """Returns a digest of the script, and of each file that a value names: a point is another one when they change."""
     values = (value for value in point.job.values.values() if isinstance(value, str))
-    paths = {
-        name: _existing(point, name) for name in (programs.script_of(arguments(point, Path("run"))), *values) if name
-    }
+    script = programs.script_of(shells.program_words(arguments(point, Path("run"))))
+    paths = {name: _existing(point, name) for name in (script, *values) if name}
     return {name: _digest(path, path.stat().st_size, path.stat().st_mtime_ns) for name, path in paths.items() if path}
 
 
@@ -330,7 +329,8 @@ def script_name(config: Config) -> str:
     job = Job(**{name: given[name] for name in (*_TEMPLATES, "ranks", "values", "env")})
     runtime = Runtime(nodes=config.runtime.nodes)
     try:
-        words = arguments(Config(job=job, runtime=runtime, repetition=config.repetition), Path("run"))
+        own = arguments(Config(job=job, runtime=runtime, repetition=config.repetition), Path("run"))
+        words = [*shells.program_words(own)]
     except UserError:
         # `complete` says so.
         words = str(job.command).split()
@@ -364,7 +364,7 @@ def command_line(point: Resolved) -> str:
     variables |= levers.environment(_known_levers(point)) | _variables(job, texts)
     assigned = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
     words, changes = split(job.command, texts, "job.command"), program_options.changes(point)
-    return " ".join([*first, *assigned, shlex.join(programs.changed(words, changes.values()))])
+    return " ".join([*first, *assigned, shlex.join(shells.changed(words, changes.values()))])
 
 
 def in_processes(point: Resolved) -> dict[str, levers.Value]:
