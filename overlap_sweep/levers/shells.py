@@ -78,6 +78,11 @@ def recognised(words: Sequence[str], texts: Mapping[str, str]) -> list[str]:
     return [name for name in names if not _hidden(name, words, command)]
 
 
+def hidden(words: Sequence[str]) -> str:
+    """Returns why programs are not recognised in a command that a shell runs; empty if they can be."""
+    return _hidden("", words, programs.Command(program_words(words)))
+
+
 def refusal(
     changes: Mapping[str, programs.Change], words: Sequence[str], texts: Mapping[str, str], *, override: bool
 ) -> str:
@@ -90,7 +95,8 @@ def refusal(
 
 
 def _hidden(program: str, words: Sequence[str], command: programs.Command) -> str:
-    """Returns why a program's options cannot be put into a command that a shell runs; empty if they can."""
+    """Returns why options of a program, or of any without a name, cannot be put into a command that a shell runs; empty
+    if they can."""
     if program in ("accelerate", "deepspeed") and programs.is_recognised(program, command):
         # Options in front of the script, and the name of a file, which is replaced wherever it stands.
         return ""
@@ -105,8 +111,8 @@ def _hidden(program: str, words: Sequence[str], command: programs.Command) -> st
     script = command.words[own[0]] if own else programs.script_of(command.words)
     if not own and not script.endswith(".sh"):
         return ""
-    is_known = programs.PROGRAMS[program].script.fullmatch(script) and programs.is_recognised(program, command)
-    if not is_known:
+    known = programs.PROGRAMS.get(program)
+    if not known or not known.script.fullmatch(script) or not programs.is_recognised(program, command):
         return (
             f"{script} is a shell script, in which no program is recognised; give the command that it runs as "
             f"job.command, {_ITS_PARTS}"

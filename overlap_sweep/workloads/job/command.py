@@ -10,18 +10,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path, PurePath
-from typing import Any
 
 from overlap_sweep import levers
 from overlap_sweep.config import Runtime
-from overlap_sweep.errors import UsageError, UserError
+from overlap_sweep.errors import UserError
 from overlap_sweep.levers import programs, shells
 from overlap_sweep.overlap import overlap_cfg
 from overlap_sweep.recorder.recording import RECORD_VARIABLE
 from overlap_sweep.results.identity import NO_MULTICAST
 from overlap_sweep.results.measured import Scalar
 from overlap_sweep.results.run_directory import settings_file
-from overlap_sweep.workloads.job import program_options
+from overlap_sweep.workloads.job import lever_values, program_options
 from overlap_sweep.workloads.job.config import Config, Job, Resolved
 from overlap_sweep.workloads.job.output import AMOUNTS, check_metric
 from overlap_sweep.workloads.job.template import Filling, filled, placeholders, split
@@ -58,7 +57,7 @@ def complete(config: Config) -> dict[str, object]:
     if config.backend != "auto":
         raise UserError(f"backend={config.backend}: workload=job has no backends; leave it out.")
     _check_names(config)
-    _check_levers(config)
+    lever_values.check(config)
     check_metric(config.job)
     overlap, run = _overlap_config(config), Path("run")
     arguments(config, run)
@@ -66,7 +65,7 @@ def complete(config: Config) -> dict[str, object]:
     working_folder(config, run)
     for option in AMOUNTS:
         amount(config, option)
-    job = asdict(config.job) | {"levers": _by_family(config.job.levers), "files": _files(config)}
+    job = asdict(config.job) | {"levers": lever_values.by_family(config.job.levers), "files": _files(config)}
     if config.profile == "none":
         job |= {"profile_steps": 0}
     return {**as_measured(config), "job": job, "overlap_cfg": overlap}
@@ -91,7 +90,7 @@ def refusal(point: Resolved) -> str | None:
     if runtime.threads_per_rank != 1:
         return "runtime.threads_per_rank has no effect on a command; give +job.env.OMP_NUM_THREADS=..."
     words = _own_words(point, Path("run"))
-    if of_levers := program_options.refusal(point, words, _program_files(point, words)):
+    if of_levers := program_options.refusal(point, words, _program_texts(point, words)):
         return of_levers
     if config := point.overlap_cfg:
         if reason := overlap_cfg.slots_refusal(config.slots) or overlap_cfg.switches_refusal(config):
@@ -113,16 +112,22 @@ def _own_words(point: Config, directory: Path, place: Place = ALONE) -> list[str
     return split(point.job.command, fillings(point, directory, place), "job.command")
 
 
-def _program_files(point: Config, words: Sequence[str]) -> dict[str, Path]:
-    """Returns the files that say which programs the command starts, and with which options, by name."""
+def without_levers(point: Resolved) -> tuple[list[str], dict[str, str]]:
+    """Returns the words of the command without options of levers, and the texts of `_program_texts`."""
+    words = _own_words(point, Path("run"))
+    return words, _program_texts(point, words)
+
+
+def _program_texts(point: Config, words: Sequence[str]) -> dict[str, str]:
+    """Returns the texts of the files that say which programs the command starts, and with which options, by name."""
     found = {name: _existing(point, name) for name in programs.files_of(shells.program_words(words))}
-    return {name: path for name, path in found.items() if path}
+    return {name: path.read_text(errors="replace") for name, path in found.items() if path}
 
 
 def write_files(point: Resolved, directory: Path) -> None:
     """Writes the files that the command is given in place of the user's, with what levers change in them."""
     words = _own_words(point, directory)
-    program_options.write_files(point, words, _program_files(point, words), directory)
+    program_options.write_files(point, words, _program_texts(point, words), directory)
 
 
 def working_folder(point: Config, directory: Path, place: Place = ALONE) -> Path:
@@ -258,30 +263,6 @@ def _check_names(config: Config) -> None:
             raise UserError(f"job.env.{name} is set by launch.py itself; give job.steps and the like instead.")
         if name == "CUDA_DEVICE_MAX_CONNECTIONS" and config.runtime.max_connections is not None:
             raise UserError(f"job.env.{name} and runtime.max_connections set the same; give one of them.")
-
-
-def _check_levers(config: Config) -> None:
-    chosen, known = levers.chosen(config.job.levers), levers.levers()
-    for name in chosen:
-        variable = known[name].environment
-        if config.job.env.get(variable) is not None:
-            raise UserError(f"job.levers.{name} and job.env.{variable} set the same; give one of them.")
-        if variable == "CUDA_DEVICE_MAX_CONNECTIONS" and config.runtime.max_connections is not None:
-            raise UserError(f"job.levers.{name} and runtime.max_connections set the same; give one of them.")
-
-
-def _by_family(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Returns the values of levers by family and name, however they were typed. UsageError for one that does not exist,
-    or that is given twice."""
-    found: dict[str, dict[str, Any]] = {}
-    for key, own in given.items():
-        family, _, name = key.partition(".")
-        for below, value in own.items() if isinstance(own, Mapping) else ((name, own),):
-            levers.lever_named(f"{family}.{below}".rstrip("."))
-            if below in found.setdefault(family, {}):
-                raise UsageError(f"job.levers.{family}.{below} is given twice; give it once.")
-            found[family][below] = value
-    return found
 
 
 def _existing(point: Config, name: str) -> Path | None:
