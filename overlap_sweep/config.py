@@ -6,7 +6,7 @@ docstrings are the manual. Ranges are in the annotations; `declared.decode` enfo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Annotated, Any, ClassVar, Protocol
 
@@ -278,6 +278,8 @@ class PointConfig(Mapping[str, Any]):
 
     groups: ClassVar[Mapping[str, Mapping[str, Mapping[str, object]]]] = {}
     """Top-level options that a config group sets, by group and choice. conf/ has the larger ones as files."""
+    known_keys: ClassVar[Mapping[str, Callable[[], Iterable[str]]]] = {}
+    """Maps whose keys the workload knows, each with what returns them. They need no `+` of Hydra's."""
     precision_option: ClassVar[str | None] = None
     """Option to use instead of `precision`, for workloads that don't read that."""
     precision_from: ClassVar[str | None] = None

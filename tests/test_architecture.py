@@ -73,6 +73,7 @@ WITHOUT_TORCH_IN_SLICES = {"config", "result", "answer", "section", "compare", "
 WITHOUT_TORCH_IN_JOB = {
     "command",
     "program_options",
+    "lever_values",
     "output",
     "nodes",
     "run",

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,14 +13,19 @@ import typer
 
 from overlap_sweep.commands import output
 from overlap_sweep.errors import UsageError, UserError, nearest
-from overlap_sweep.levers import Lever, programs
+from overlap_sweep.levers import OPTION, Lever, programs, shells
 from overlap_sweep.levers import levers as known_levers
-from overlap_sweep.report.console import print_lines, print_table
-from overlap_sweep.report.numbers import some_of
-from overlap_sweep.report.table import Listing, Row, Table, item
+from overlap_sweep.program import analyze_program
+from overlap_sweep.report.console import GAP, print_lines, print_table
+from overlap_sweep.report.numbers import shortened, some_of
+from overlap_sweep.report.table import Row, Table, item
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from overlap_sweep.diagnosis.facts import RankFacts
+    from overlap_sweep.results.points import Point
+    from overlap_sweep.workloads import UsersCommand
 
 _text = partial(item, kind="text")
 TABLE: Table[Row] = Table(
@@ -26,20 +33,28 @@ TABLE: Table[Row] = Table(
     "one row per lever",
     (
         _text("lever", "Its name, as in job.levers.<name>.", "lever"),
-        _text("what", "What it sets.", "what", dropped=1),
-        _text("values", "Values worth trying.", "values"),
+        _text("what", "What it sets.", "what"),
+        _text("values", "Values worth trying.", "values", show=partial(shortened, longest=16)),
         _text("default", "Value of a script that does not set it; empty if that depends on the script."),
-        _text("results", "exact (bit by bit), rounding (sums in another order) or trains differently.", "results"),
-        _text("causes", "Causes of exposed communication that it can mend.", "causes"),
+        _text(
+            "results",
+            "exact (bit by bit), rounding (sums in another order) or trains differently.",
+            "results",
+            show=lambda text: text.replace("trains differently", "differs"),
+        ),
+        _text("causes", "Causes of exposed communication that it can mend."),
         _text("mends", "With --for: those of them that the diagnosis of the trace finds.", "mends"),
         _text(
             "way",
             "environment (a variable), constructor (an argument of it), call (on the model, at the first step) or "
             "argument (of the program in the command).",
-            "way",
-            dropped=2,
         ),
-        _text("applies", "With --for: yes, or what it depends on, or no and why.", "applies"),
+        _text(
+            "applies",
+            "With --for: yes, or what it depends on, or no and why.",
+            "applies",
+            show=lambda text: "perhaps" if text.startswith("if") else text,
+        ),
         _text("write", "What to write into one's own script or command, with the first value."),
         _text("note", "When it cannot be applied, or what else to know."),
     ),
@@ -47,16 +62,53 @@ TABLE: Table[Row] = Table(
 TABLES = {"of levers": TABLE}
 Command = output.with_columns(lambda: TABLES)
 
+_CLAUSE_ENDS = re.compile(r"[,;:]? \(|[,;:] ")
+_WIDTH = 120
+"""Of the list, in columns, since there is more of each lever than a terminal has room for."""
+_RESULTS = "results: exact is bit by bit, rounding is sums in another order, differs is trains differently."
+_PERHAPS = "applies: perhaps if the training uses what the lever is for."
+
 
 @dataclass(frozen=True)
 class _Target:
-    """A training that levers are listed for, by its trace or its command."""
+    """A training that levers are listed for, by its trace, its command, or both."""
 
-    applies: Callable[[Lever], str]
-    about: str
-    """Sentence about what was found."""
+    about: list[str]
+    """Sentences about what was found."""
     causes: list[str] = field(default_factory=list)
     """Causes that its diagnosis finds, the most worthwhile first."""
+    facts: RankFacts | None = None
+    """What a trace shows."""
+    words: Sequence[str] = ()
+    """The command's."""
+    texts: Mapping[str, str] = field(default_factory=dict)
+    """Texts of the files that say which programs the command starts."""
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
+    """Options that set the same as a lever, by its name."""
+    on_cpu: bool = False
+    """Whether it is known to have run without GPUs."""
+
+    def applies(self, name: str, lever: Lever) -> str:
+        """Returns yes, or what it depends on, or no and why."""
+        if other := self.elsewhere.get(name):
+            return f"no: {other} sets the same"
+        if lever.gpu and self.on_cpu:
+            why = "the trace has none" if self.facts else "it ran with runtime.device=cpu"
+            return f"no: it has a meaning on GPUs, and {why}"
+        if self.facts and lever.of and not self.facts.libraries & {*lever.of}:
+            return f"no: the trace shows no {' or '.join(lever.of)}"
+        if lever.way == "argument":
+            return self._of_program(lever)
+        needed = [] if self.facts else [" or ".join(lever.of)] * bool(lever.of) + ["GPUs"] * lever.gpu
+        return f"if it uses {' and '.join(needed)}" if needed else "yes"
+
+    def _of_program(self, lever: Lever) -> str:
+        if not self.words:
+            return f"if it uses {programs.PROGRAMS[lever.program].title}"
+        changes = ({"it": programs.change(lever, value)} for value in lever.values)
+        reasons = (shells.refusal(one, self.words, self.texts, override=False) for one in changes)
+        reason = next(filter(None, reasons), "")
+        return f"no: {reason.removeprefix('it cannot be applied: ')}" if reason else "yes"
 
 
 def levers(
@@ -66,42 +118,82 @@ def levers(
     for_: Annotated[
         str | None,
         typer.Option(
-            "--for", metavar="TRACE|COMMAND", help="Those that apply to this trace, directory or command line."
+            "--for",
+            metavar="TRACE|DIRECTORY|COMMAND",
+            help="Those that apply to this trace, run or sweep directory, or command line.",
         ),
     ] = None,
     format: output.FormatOption = output.TableFormat.table,
 ) -> None:
     """List what can be changed in a training run without changing its script.
 
-    Each is an option of workload=job: +job.levers.ddp.bucket_cap_mb=25,4,100. With --for a trace, those that mend the
-    causes of its diagnosis come first; a command line (in quotes) says which programs' options it takes, and which it
-    sets itself. Other formats have all levers, with the reason why one does not apply.
+    Each is an option of workload=job: job.levers.ddp.bucket_cap_mb=25,4,100. The whole name of one prints all about it.
+    With --for a trace, those that mend the causes of its diagnosis come first; a command line (in quotes) says which
+    programs' options it takes, and which it sets itself; a directory of workload=job has both. Other formats have all
+    levers, with the reason why one does not apply.
 
     \b
     Examples:
       python analyze.py levers
-      python analyze.py levers ddp nccl.max_ctas
-      python analyze.py levers --for multirun/2026-11-20/21-14-03/train.py_ranks2
+      python analyze.py levers ddp
+      python analyze.py levers nccl.max_ctas
+      python analyze.py levers --for multirun/2026-11-20/21-14-03
       python analyze.py levers --for 'torchrun pretrain_gpt.py --overlap-grad-reduce'
       python analyze.py levers --format json
 
     Exit status: 0 success, 1 error, 2 wrong usage.
     """
-    chosen = _named(names or [])
+    names = [name.removeprefix("+").removeprefix(OPTION) for name in names or ()]
+    chosen = _named(names)
     target = _target(for_) if for_ is not None else None
     rows = [_row(name, lever, target) for name, lever in chosen.items()]
-    shown = [row for row in rows if not str(row["applies"]).startswith("no")]
-    if target:
-        shown.sort(key=lambda row: (_place(row["mends"], target.causes), row["applies"] != "yes"))
 
     def show(console: Console) -> None:
-        print_lines([target.about] if target else [], console, indent=0)
-        if shown:
-            print_table("", Listing(TABLE, shown).columns, shown, console)
-        if left := len(rows) - len(shown):
-            print_lines([f"{left} more do not apply; --format json says why."], console, indent=0)
+        print_lines(target.about if target else [], console, indent=0)
+        if {*chosen} <= {*names}:
+            for row in rows:
+                _print_lever(row, console)
+        else:
+            _print_list(rows, target, console)
 
     output.print_rows(TABLE.frame(rows), format, show)
+
+
+def _print_lever(row: Row, console: Console) -> None:
+    """Prints all that is said of a lever, and how it is swept."""
+    console.print(f"\n{row['lever']}", style="bold")
+    for column in TABLE.columns[1:]:
+        if row[column.name] is not None and row[column.name] != "":
+            first, *more = str(row[column.name]).splitlines()
+            print_lines([f"{column.name:9}{first}", *(" " * 9 + line for line in more)], console, hanging=9)
+    if not str(row["applies"]).startswith("no"):
+        print_lines([f"{'sweep':9}job.levers.{row['lever']}={str(row['values']).replace(', ', ',')}"], console)
+
+
+def _print_list(rows: list[Row], target: _Target | None, console: Console) -> None:
+    """Prints one line for each lever that may apply, those for the found causes first."""
+    shown = [row for row in rows if not str(row["applies"]).startswith("no")]
+    columns = {column.name: column for column in TABLE.shown}
+    if target:
+        shown.sort(key=lambda row: (_place(str(row["mends"]), target.causes), row["applies"] != "yes"))
+    first = [columns[name] for name in ("lever", "values", "results", *(["applies"] if target else []))]
+    last = columns["mends" if target and target.causes else "what"]
+    if shown:
+        widths = (max(map(len, [column.header, *map(column.text, shown)])) for column in first)
+        room = _WIDTH - sum(width + GAP for width in widths)
+        print_table("", [*first, replace(last, show=partial(_brief, longest=room))], shown, console, cut_last=True)
+        console.print()
+        is_open = any(str(row["applies"]).startswith("if") for row in shown)
+        more = f"`{analyze_program()} levers NAME{' --for ...' if target else ''}` has all about one."
+        print_lines([_RESULTS, *([_PERHAPS] if is_open else []), more], console, indent=0)
+    if left := len(rows) - len(shown):
+        print_lines([f"{left} more do not apply; their names and --format json say why."], console, indent=0)
+
+
+def _brief(text: str, longest: int) -> str:
+    """Returns a sentence, of a longer one the first clause, cut between words."""
+    clause = text if len(text) <= longest else _CLAUSE_ENDS.split(text, maxsplit=1)[0]
+    return textwrap.shorten(clause, longest, placeholder=" ...")
 
 
 def _place(mends: str, causes: Sequence[str]) -> int:
@@ -112,7 +204,11 @@ def _named(names: Iterable[str]) -> dict[str, Lever]:
     known = known_levers()
     found: dict[str, Lever] = {}
     for name in names:
-        own = {each: lever for each, lever in known.items() if each.startswith(name)}
+        own = (
+            {name: known[name]}
+            if name in known
+            else {each: one for each, one in known.items() if each.startswith(name)}
+        )
         if not own:
             near = nearest(name, [*known, *(each.partition(".")[0] for each in known)])
             raise UsageError(
@@ -132,7 +228,7 @@ def _row(name: str, lever: Lever, target: _Target | None) -> Row:
         "causes": in_words(lever.causes),
         "mends": in_words(cause for cause in target.causes if cause in lever.causes) if target else None,
         "way": lever.way,
-        "applies": target.applies(lever) if target else None,
+        "applies": target.applies(name, lever) if target else None,
         "write": lever.written(lever.values[0]),
         "note": lever.note,
     }
@@ -144,18 +240,24 @@ def in_words(values: Iterable[object]) -> str:
 
 
 def _target(given: str) -> _Target:
-    if Path(given).exists():
-        return _trace(Path(given))
+    path = Path(given)
+    if given.strip() and path.exists():
+        if path.suffix in (".py", ".sh"):
+            start = "torchrun" if path.suffix == ".py" else "bash"
+            raise UserError(f"--for {given} is a script; give the whole command line, such as '{start} {given}'.")
+        return (path.is_dir() and _of_point(path)) or _of_traces(path)
     try:
         words = shlex.split(given)
     except ValueError as error:
         raise UserError(f"--for {given} cannot be understood ({error}); quote it as for a shell.") from None
-    if len(words) < 2:
-        raise UserError(f"--for {given} is no file or directory, and no command line; give one of them.")
-    return _command(words)
+    if len(words) < 2 or Path(words[0]).is_dir():
+        raise UserError(f"--for {shlex.quote(given)} is no file or directory, and no command line; give one of them.")
+    paths = {name: Path(name) for name in programs.files_of(shells.program_words(words))}
+    texts = {name: path.read_text(errors="replace") for name, path in paths.items() if path.is_file()}
+    return _Target(_about_command(words, texts), words=words, texts=texts)
 
 
-def _trace(path: Path) -> _Target:
+def _of_traces(path: Path) -> _Target:
     """Returns what the traces of one run show. UserError if there are several runs."""
     from overlap_sweep.commands.frames import read_runs_of_nodes
     from overlap_sweep.diagnosis.runs import read_rank
@@ -168,31 +270,52 @@ def _trace(path: Path) -> _Target:
     assert run.found
     facts = read_rank(next(file.path for file in run.files if not file.problem)).facts
     assert facts
-    causes = [one.cause for one in run.found.diagnosis.findings if one.cause != "none"]
-
-    def applies(lever: Lever) -> str:
-        if lever.gpu and not facts.on_device:
-            return "no: it has a meaning on GPUs, and the trace has none"
-        if lever.of and not facts.libraries & {*lever.of}:
-            return f"no: the trace shows no {' or '.join(lever.of)}"
-        return f"if it uses {programs.PROGRAMS[lever.program].title}" if lever.way == "argument" else "yes"
-
-    causes = list(dict.fromkeys(causes))
-    return _Target(applies, f"{run.name}: {', '.join(causes) or 'communication costs next to nothing'}.", causes)
+    causes = list(dict.fromkeys(one.cause for one in run.found.diagnosis.findings if one.cause != "none"))
+    return _Target(
+        [f"{run.name}: {', '.join(causes) or 'communication costs next to nothing'}."],
+        causes,
+        facts,
+        on_cpu=not facts.on_device,
+    )
 
 
-def _command(words: list[str]) -> _Target:
-    paths = {name: Path(name) for name in programs.files_of(words)}
-    texts = {name: path.read_text(errors="replace") for name, path in paths.items() if path.is_file()}
-    read = programs.Command(words, texts)
+def _of_point(directory: Path) -> _Target | None:
+    """Returns what the recorded command of a sweep says, and the traces of its point with the fewest levers. None if
+    its points run no command of the user's. UserError if there are several commands."""
+    from overlap_sweep import workloads
+    from overlap_sweep.results.points import read_points
+    from overlap_sweep.results.run_directory import find_points
 
-    def applies(lever: Lever) -> str:
-        if lever.way != "argument":
-            needed = [" or ".join(lever.of)] * bool(lever.of) + ["GPUs"] * lever.gpu
-            return f"if it uses {' and '.join(needed)}" if needed else "yes"
-        changes = ({"it": programs.change(lever, value)} for value in lever.values)
-        reason = next(filter(None, (programs.refusal(one, read, override=False) for one in changes)), "")
-        return f"no: {reason.removeprefix('it cannot be applied: ')}" if reason else "yes"
+    points = read_points(directory).points if find_points(directory) else []
+    kinds = [(point, workloads.of(point.config).users_command) for point in points]
+    jobs = [(point, command(point.config)) for point, command in kinds if command]
+    if not jobs:
+        return None
+    commands = {job.template: point.name for point, job in jobs}
+    if len(commands) > 1:
+        runs = some_of(commands.values(), 3)
+        raise UserError(f"--for {directory} has {len(commands)} commands ({runs}); give the directory of one.")
 
-    found = [one.title for name, one in programs.PROGRAMS.items() if programs.is_recognised(name, read)]
-    return _Target(applies, f"Programs whose options are levers: {', '.join(found) or 'none is found'}.")
+    def order(one: tuple[Point, UsersCommand]) -> tuple[bool, int]:
+        return not _has_traces(one[0]), one[1].number_of_levers
+
+    point, job = min(jobs, key=order)
+    target = _of_traces(point.directory) if _has_traces(point) else _Target([])
+    about = [*target.about, *_about_command(job.words, job.texts)]
+    on_cpu = target.on_cpu or point.config.runtime.device == "cpu"
+    return replace(target, about=about, words=job.words, texts=job.texts, elsewhere=job.elsewhere, on_cpu=on_cpu)
+
+
+def _has_traces(point: Point) -> bool:
+    return bool(point.result and point.result.traces)
+
+
+def _about_command(words: Sequence[str], texts: Mapping[str, str]) -> list[str]:
+    found = [programs.PROGRAMS[name].title for name in shells.recognised(words, texts)]
+    script = programs.script_of(shells.program_words(words))
+    if found:
+        return [f"Programs whose options are levers: {', '.join(found)}."]
+    reason = shells.hidden(words)
+    if not reason and script.endswith(".py") and script not in texts:
+        reason = f"{script} is not there to be read"
+    return [f"Programs whose options are levers: none is found{f'; {reason}' if reason else ''}."]

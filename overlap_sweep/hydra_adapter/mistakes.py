@@ -27,6 +27,7 @@ from overlap_sweep.hydra_adapter.overrides import (
     as_typed,
     in_quotes,
     is_in_map,
+    known_keys,
     option_named,
     parsed,
     quoted_for_hydra,
@@ -152,10 +153,17 @@ def unknown_option(key: str, workload: str | None = None) -> str:
         return f"Unknown option {key}. {instead}"
     else:
         own = [option.name for option in options_of(SCHEMAS[workload])] if workload else []
-        everyones = [option.name for option in all_options()]
-        near = _nearest(key, [*own, *_GROUPS]) or _nearest(key, [*everyones, *_GROUPS])
+        everyones, inner = [option.name for option in all_options()], known_keys()
+        near = _ending_alike(key, inner) or _nearest(key, [*own, *_GROUPS])
+        near = near or _nearest(key, [*everyones, *_GROUPS, *inner])
         listing = f"See {launch_program()} workload={workload or '<name>'} --help."
     return f"Unknown option {key}. {f'Did you mean {near}?' if near else listing}"
+
+
+def _ending_alike(key: str, known: Iterable[str]) -> str | None:
+    """Returns the known key whose last two parts, or more, a wrong one has, too."""
+    last = ".".join(key.split(".")[-2:])
+    return next((one for one in known if one.endswith(f".{last}")), None) if "." in last else None
 
 
 def _nearest(key: str, known: Sequence[str]) -> str | None:
@@ -180,9 +188,10 @@ def exists_already(key: str) -> str:
 def wrong_value(override: str, reason: str) -> str:
     """Returns the error about a value of the wrong type, from OmegaConf's `reason`."""
     key, _, value = override.lstrip("+").partition("=")
+    if (option := option_named(key)) and option.is_map:
+        return f"{key}={value} is not a map; give +{key}.<name>=... ."
     if found := re.search(r"could not be converted to (\w+)|not a valid (bool)\b", reason):
         problem = _KINDS.get(found[1] or "Boolean")
-        option = option_named(key)
         if problem and option:
             allowed = listed(option.choices) if option.choices else f"a value from {option.values}"
             return f"{key}={value} is {problem}; give {allowed}."

@@ -16,7 +16,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType, Quote, QuotedString
 from hydra.errors import HydraException
 from hydra.plugins.config_source import ConfigResult, ConfigSource
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from overlap_sweep.config import PointConfig
 from overlap_sweep.declared import has_key, verbatim_options
@@ -49,7 +49,10 @@ def register(schemas: Mapping[str, type[PointConfig]], groups: Groups) -> None:
     SCHEMAS.update(schemas)
     store = ConfigStore.instance()
     for name, each in schemas.items():
-        store.store(name=f"{name}_options", node=each)
+        options: DictConfig = OmegaConf.structured(each)
+        for key in each.known_keys:
+            OmegaConf.set_struct(OmegaConf.select(options, key), False)
+        store.store(name=f"{name}_options", node=options)
     for some in (groups, *(each.groups for each in schemas.values())):
         for group, choices in some.items():
             for name, node in choices.items():
@@ -63,6 +66,12 @@ def all_options() -> Iterator[Option]:
 
 def option_named(name: str) -> Option | None:
     return next((option for option in all_options() if option.name == name), None)
+
+
+def known_keys() -> list[str]:
+    """Returns the dotted keys that workloads know in their maps."""
+    maps = (item for each in SCHEMAS.values() for item in each.known_keys.items())
+    return [f"{key}.{name}" for key, names in maps for name in names()]
 
 
 def workloads_with(key: str) -> list[str]:

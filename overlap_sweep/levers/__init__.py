@@ -6,7 +6,7 @@ mend, whether results stay equal, in which way it is applied, and the line to wr
 
 from __future__ import annotations
 
-import difflib
+import math
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from overlap_sweep.errors import UserError
+from overlap_sweep.errors import UsageError, UserError, nearest
 from overlap_sweep.levers import programs
 
 GROUP = "overlap_sweep.levers"
@@ -160,31 +160,42 @@ def effect_entry(option: str) -> str | None:
 
 
 def chosen(given: Mapping[str, Any]) -> dict[str, Value]:
-    """Returns the values of the levers of `job.levers`. UserError for a name or value that does not exist."""
-    known = levers()
+    """Returns the values of the levers of `job.levers`. UsageError for a name or value that does not exist."""
     found: dict[str, Value] = {}
     for name, value in flat(given):
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            hint = f"Did you mean {near[0]}?" if near else "`analyze.py levers` lists them."
-            raise UserError(f"job.levers.{name} is not known. {hint}")
-        if reason := _wrong(known[name], value):
-            raise UserError(f"job.levers.{name}={value} {reason}.")
+        if reason := _wrong(lever_named(name), value):
+            raise UsageError(f"job.levers.{name}={programs.text(value)} {reason}.")
         found[name] = value
     return found
 
 
+def lever_named(name: str) -> Lever:
+    """Returns the lever. UsageError if there is none of that name."""
+    if found := levers().get(name):
+        return found
+    near = nearest(name, [*levers()])
+    raise UsageError(
+        f"job.levers.{name} is not known. {f'Did you mean {near}?' if near else '`analyze.py levers` lists them.'}"
+    )
+
+
 def _wrong(lever: Lever, value: Any) -> str:
     """Returns why a lever does not take a value; empty if it does."""
+    such = programs.text(lever.values[0])
+    if isinstance(value, list):
+        return "is a list; give one value, or several with -m and without brackets"
     if lever.choices:
-        return "" if value in lever.choices else f"is not one of {', '.join(map(str, lever.choices))}"
+        choices = [*map(programs.text, lever.choices)]
+        return "" if programs.text(value) in choices else f"is not one of {', '.join(choices)}"
     is_kind = isinstance(value, _KINDS[lever.kind]) and (
         lever.kind in ("boolean", "text") or not isinstance(value, bool)
     )
     if is_kind and lever.pattern and not re.fullmatch(lever.pattern, str(value)):
         return f"cannot be understood; give such as {' or '.join(map(str, lever.values))}"
     article = "an" if lever.kind == "integer" else "a"
-    return "" if is_kind else f"is not {article} {lever.kind}, such as {lever.values[0]}"
+    if is_kind and lever.kind in ("integer", "number") and not 0 <= value < math.inf:
+        return f"is out of range; give such as {such}"
+    return "" if is_kind else f"is not {article} {lever.kind}, such as {such}"
 
 
 def environment(values: Mapping[str, Value]) -> dict[str, str]:

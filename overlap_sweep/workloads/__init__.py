@@ -157,6 +157,20 @@ class Sample:
 
 
 @dataclass(frozen=True, kw_only=True)
+class UsersCommand:
+    """The user's own command that a point runs, without its levers."""
+
+    template: str
+    """As it was configured, with its placeholders."""
+    words: Sequence[str]
+    texts: Mapping[str, str]
+    """Texts of the files that say which programs it starts, as far as they can be read (`levers.programs.files_of`)."""
+    elsewhere: Mapping[str, str]
+    """Options of the point that set the same as a lever, by its name."""
+    number_of_levers: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Searchable(Generic[P]):
     """How `hydra/sweeper=knobs` searches a workload whose points have one time each."""
 
@@ -253,6 +267,8 @@ class Workload(Generic[C, P]):
     """Whether launch.py prints the report after measuring, since it is short."""
     searchable: Searchable[P] | None = None
     """None: `hydra/sweeper=knobs` refuses it."""
+    users_command: Callable[[P], UsersCommand] | None = None
+    """Returns the command of a recorded point, for `analyze.py levers`. None: points run no command of the user's."""
 
     def module(self, name: str) -> ModuleType:
         """Returns one of the package's modules, imported on first use."""

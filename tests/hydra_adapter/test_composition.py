@@ -43,6 +43,8 @@ def sweep() -> Sweep:
         ("phases={fprop:{method:ring_exchange,num_sm:2}}", "repetition=3"),
         ("workload=tp_training", "+hydra.job.env_set.A=b", "tp_training.dtype=bfloat16"),
         ("workload=job", 'job.command="python t.py {b}"', "+job.values.b=2", "+job.env.A='x y'", "job.ranks=2"),
+        ("workload=job", "job.command=x", "job.levers.ddp.bucket_cap_mb=4", "+job.levers.ddp.static_graph=true"),
+        ("workload=job", "job.command=x", "job.levers={ddp.bucket_cap_mb:4}"),
         ("workload=fsdp", "+distributed.env.NCCL_ALGO=Ring"),
     ],
 )

@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from overlap_sweep import levers
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
-from overlap_sweep.workloads import Searchable, Workers, Workload, run_of
+from overlap_sweep.workloads import Searchable, UsersCommand, Workers, Workload, run_of
 from overlap_sweep.workloads.job import command
 from overlap_sweep.workloads.job.config import Config, Resolved
+from overlap_sweep.workloads.job.lever_values import set_elsewhere
 from overlap_sweep.workloads.job.result import sample
 
 
@@ -29,6 +31,15 @@ def _words(config: Config, overrides: Sequence[str]) -> list[str]:
     return [command.script_name(config), f"ranks{config.job.ranks}"]
 
 
+def _users_command(point: Resolved) -> UsersCommand:
+    words, texts = command.without_levers(point)
+    given = len([*levers.flat(point.job.levers)])
+    elsewhere = {name: other for name in levers.levers() if (other := set_elsewhere(point, name))}
+    return UsersCommand(
+        template=point.job.command, words=words, texts=texts, elsewhere=elsewhere, number_of_levers=given
+    )
+
+
 WORKLOAD = Workload(
     name="job",
     package=__name__,
@@ -44,6 +55,7 @@ WORKLOAD = Workload(
     on_one_node=lambda point: None,
     cost=_cost,
     workers=_workers,
+    users_command=_users_command,
     searchable=Searchable(
         sample=sample,
         same_point=command.same_point,

@@ -14,13 +14,13 @@ from pathlib import Path, PurePath
 from overlap_sweep import levers
 from overlap_sweep.config import Runtime
 from overlap_sweep.errors import UserError
-from overlap_sweep.levers import programs
+from overlap_sweep.levers import programs, shells
 from overlap_sweep.overlap import overlap_cfg
 from overlap_sweep.recorder.recording import RECORD_VARIABLE
 from overlap_sweep.results.identity import NO_MULTICAST
 from overlap_sweep.results.measured import Scalar
 from overlap_sweep.results.run_directory import settings_file
-from overlap_sweep.workloads.job import program_options
+from overlap_sweep.workloads.job import lever_values, program_options
 from overlap_sweep.workloads.job.config import Config, Job, Resolved
 from overlap_sweep.workloads.job.output import AMOUNTS, check_metric
 from overlap_sweep.workloads.job.template import Filling, filled, placeholders, split
@@ -57,7 +57,7 @@ def complete(config: Config) -> dict[str, object]:
     if config.backend != "auto":
         raise UserError(f"backend={config.backend}: workload=job has no backends; leave it out.")
     _check_names(config)
-    _check_levers(config)
+    lever_values.check(config)
     check_metric(config.job)
     overlap, run = _overlap_config(config), Path("run")
     arguments(config, run)
@@ -65,7 +65,7 @@ def complete(config: Config) -> dict[str, object]:
     working_folder(config, run)
     for option in AMOUNTS:
         amount(config, option)
-    job = asdict(config.job) | {"files": _files(config)}
+    job = asdict(config.job) | {"levers": lever_values.by_family(config.job.levers), "files": _files(config)}
     if config.profile == "none":
         job |= {"profile_steps": 0}
     return {**as_measured(config), "job": job, "overlap_cfg": overlap}
@@ -90,7 +90,7 @@ def refusal(point: Resolved) -> str | None:
     if runtime.threads_per_rank != 1:
         return "runtime.threads_per_rank has no effect on a command; give +job.env.OMP_NUM_THREADS=..."
     words = _own_words(point, Path("run"))
-    if of_levers := program_options.refusal(point, words, _program_files(point, words)):
+    if of_levers := program_options.refusal(point, words, _program_texts(point, words)):
         return of_levers
     if config := point.overlap_cfg:
         if reason := overlap_cfg.slots_refusal(config.slots) or overlap_cfg.switches_refusal(config):
@@ -105,23 +105,29 @@ def arguments(point: Config, directory: Path, place: Place = ALONE) -> list[str]
     """Returns the words of the command, filled in, with the options of levers. UserError if it cannot be understood."""
     folder, words = handed(directory), _own_words(point, directory, place)
     changes = program_options.changes(point, str(folder / settings_file()))
-    return programs.changed(words, changes.values(), str(folder / program_options.JSON_FILE))
+    return shells.changed(words, changes.values(), str(folder / program_options.JSON_FILE))
 
 
 def _own_words(point: Config, directory: Path, place: Place = ALONE) -> list[str]:
     return split(point.job.command, fillings(point, directory, place), "job.command")
 
 
-def _program_files(point: Config, words: Sequence[str]) -> dict[str, Path]:
-    """Returns the files that say which programs the command starts, and with which options, by name."""
-    found = {name: _existing(point, name) for name in programs.files_of(words)}
-    return {name: path for name, path in found.items() if path}
+def without_levers(point: Resolved) -> tuple[list[str], dict[str, str]]:
+    """Returns the words of the command without options of levers, and the texts of `_program_texts`."""
+    words = _own_words(point, Path("run"))
+    return words, _program_texts(point, words)
+
+
+def _program_texts(point: Config, words: Sequence[str]) -> dict[str, str]:
+    """Returns the texts of the files that say which programs the command starts, and with which options, by name."""
+    found = {name: _existing(point, name) for name in programs.files_of(shells.program_words(words))}
+    return {name: path.read_text(errors="replace") for name, path in found.items() if path}
 
 
 def write_files(point: Resolved, directory: Path) -> None:
     """Writes the files that the command is given in place of the user's, with what levers change in them."""
     words = _own_words(point, directory)
-    program_options.write_files(point, words, _program_files(point, words), directory)
+    program_options.write_files(point, words, _program_texts(point, words), directory)
 
 
 def working_folder(point: Config, directory: Path, place: Place = ALONE) -> Path:
@@ -259,16 +265,6 @@ def _check_names(config: Config) -> None:
             raise UserError(f"job.env.{name} and runtime.max_connections set the same; give one of them.")
 
 
-def _check_levers(config: Config) -> None:
-    chosen, known = levers.chosen(config.job.levers), levers.levers()
-    for name in chosen:
-        variable = known[name].environment
-        if config.job.env.get(variable) is not None:
-            raise UserError(f"job.levers.{name} and job.env.{variable} set the same; give one of them.")
-        if variable == "CUDA_DEVICE_MAX_CONNECTIONS" and config.runtime.max_connections is not None:
-            raise UserError(f"job.levers.{name} and runtime.max_connections set the same; give one of them.")
-
-
 def _existing(point: Config, name: str) -> Path | None:
     """Returns the file of that name, relative to the working folder or to where launch.py was started."""
     for folder in (working_folder(point, Path("run")), Path()):
@@ -285,9 +281,8 @@ def _existing(point: Config, name: str) -> Path | None:
 def _files(point: Config) -> dict[str, str]:
     """Returns a digest of the script, and of each file that a value names: a point is another one when they change."""
     values = (value for value in point.job.values.values() if isinstance(value, str))
-    paths = {
-        name: _existing(point, name) for name in (programs.script_of(arguments(point, Path("run"))), *values) if name
-    }
+    script = programs.script_of(shells.program_words(arguments(point, Path("run"))))
+    paths = {name: _existing(point, name) for name in (script, *values) if name}
     return {name: _digest(path, path.stat().st_size, path.stat().st_mtime_ns) for name, path in paths.items() if path}
 
 
@@ -315,7 +310,8 @@ def script_name(config: Config) -> str:
     job = Job(**{name: given[name] for name in (*_TEMPLATES, "ranks", "values", "env")})
     runtime = Runtime(nodes=config.runtime.nodes)
     try:
-        words = arguments(Config(job=job, runtime=runtime, repetition=config.repetition), Path("run"))
+        own = arguments(Config(job=job, runtime=runtime, repetition=config.repetition), Path("run"))
+        words = [*shells.program_words(own)]
     except UserError:
         # `complete` says so.
         words = str(job.command).split()
@@ -349,7 +345,7 @@ def command_line(point: Resolved) -> str:
     variables |= levers.environment(_known_levers(point)) | _variables(job, texts)
     assigned = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
     words, changes = split(job.command, texts, "job.command"), program_options.changes(point)
-    return " ".join([*first, *assigned, shlex.join(programs.changed(words, changes.values()))])
+    return " ".join([*first, *assigned, shlex.join(shells.changed(words, changes.values()))])
 
 
 def in_processes(point: Resolved) -> dict[str, levers.Value]:

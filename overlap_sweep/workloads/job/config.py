@@ -1,11 +1,13 @@
 """The typed configuration of `workload=job`. The field docstrings are the manual."""
 
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
 from omegaconf import MISSING
 
+from overlap_sweep import levers
 from overlap_sweep.config import PointConfig, ResolvedPoint
 from overlap_sweep.declared import VERBATIM, Count, Name, one_of, resolved
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
@@ -48,8 +50,8 @@ class Job:
     filled in; null leaves a variable as it is."""
     levers: dict[str, Any] = field(default_factory=dict)
     """Levers, which change the training without an argument of the script, to be swept:
-    +job.levers.ddp.bucket_cap_mb=25,4,100. `analyze.py levers` lists them. null leaves it as it is. What cannot be
-    applied is skipped with the reason."""
+    job.levers.ddp.bucket_cap_mb=25,4,100, with or without Hydra's +. `analyze.py levers` lists them. null leaves it as
+    it is. What cannot be applied is skipped with the reason."""
     levers_override: bool = False
     """Let levers change what the script sets itself, too."""
     directory: Annotated[str, VERBATIM] = "."
@@ -89,6 +91,7 @@ class Config(PointConfig):
     workload: WorkloadOptions = field(default_factory=WorkloadOptions)
     job: Job = field(default_factory=Job)
 
+    known_keys: ClassVar[Mapping[str, Callable[[], Iterable[str]]]] = {"job.levers": levers.levers}
     precision_option = "job.command"
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from overlap_sweep import levers
-from overlap_sweep.levers import programs
+from overlap_sweep.levers import programs, shells
 from overlap_sweep.overlap import overlap_cfg
 from overlap_sweep.overlap.overlap_cfg import OverlapConfig
 from overlap_sweep.results.measured import Scalar
@@ -43,15 +43,14 @@ def overlap_words(point: Config, value: Scalar, tuned_file: str = "") -> tuple[s
     return tuple(shlex.split(" ".join(lines)))
 
 
-def refusal(point: Resolved, words: Sequence[str], files: Mapping[str, Path]) -> str:
-    """Returns which lever the command cannot be given, and why; empty if there is none. `files`: those of
-    `programs.files_of` that exist."""
-    texts = {name: path.read_text(errors="replace") for name, path in files.items()}
-    return programs.refusal(changes(point), programs.Command(words, texts), override=point.job.levers_override)
+def refusal(point: Resolved, words: Sequence[str], texts: Mapping[str, str]) -> str:
+    """Returns which lever the command cannot be given, and why; empty if there is none. `texts`: those of
+    `programs.files_of` that can be read."""
+    return shells.refusal(changes(point), words, texts, override=point.job.levers_override)
 
 
-def write_files(point: Resolved, words: Sequence[str], files: Mapping[str, Path], directory: Path) -> None:
+def write_files(point: Resolved, words: Sequence[str], texts: Mapping[str, str], directory: Path) -> None:
     """Writes the files that the command is given in place of the user's, with what levers change in them."""
     if changed := [one for one in changes(point).values() if one.program == "deepspeed"]:
-        text = files[programs.json_file(words)].read_text()
+        text = texts[programs.json_file(shells.program_words(words))]
         (directory / JSON_FILE).write_text(programs.changed_json(text, changed))

@@ -32,6 +32,18 @@ def test_options_are_in_the_command_that_is_run_and_in_the_one_to_use(folder: Pa
     assert command.command_line(made) == " ".join(words)
 
 
+def test_a_shells_text_is_given_the_option(folder: Path) -> None:
+    shell = "job.command=bash -c 'torchrun --nproc-per-node={ranks} pretrain_gpt.py --x {x}'"
+    made = point(shell, "+job.values.x=2", "job.levers.megatron.num_workers=4")
+    assert workloads.of(made).refusal(made) is None
+    text = "torchrun --nproc-per-node=1 pretrain_gpt.py --x 2 --num-workers 4"
+    assert command.arguments(made, folder / "run") == ["bash", "-c", text]
+    assert command.command_line(made) == f"bash -c '{text}'"
+    assert command.script_name(made) == "pretrain_gpt.py"
+    said = refusal("job.command=bash run.sh --x", "job.levers.megatron.num_workers=4")
+    assert str(said).startswith("job.levers.megatron.num_workers=4 cannot be applied: run.sh is a shell script")
+
+
 def test_variables_of_levers_are_in_the_command_to_use() -> None:
     made = point(MEGATRON, "+job.levers.nccl.max_ctas=8", "+job.env.A=1")
     assert command.command_line(made) == "NCCL_MAX_CTAS=8 A=1 torchrun pretrain_gpt.py --sequence-parallel"
