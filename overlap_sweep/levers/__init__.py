@@ -6,7 +6,6 @@ mend, whether results stay equal, in which way it is applied, and the line to wr
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -16,7 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from overlap_sweep.errors import UserError
+from overlap_sweep.errors import UserError, nearest
 from overlap_sweep.levers import programs
 
 GROUP = "overlap_sweep.levers"
@@ -29,12 +28,13 @@ Results = Literal["exact", "rounding", "trains differently"]
 Way = Literal["environment", "constructor", "call", "argument"]
 Kind = Literal["integer", "number", "boolean", "text"]
 
-_KINDS: dict[Kind, tuple[type, ...]] = {
+_TYPES: dict[Kind, tuple[type, ...]] = {
     "integer": (int,),
     "number": (int, float),
     "boolean": (bool,),
     "text": (str, int, float, bool),
 }
+_KIND_OF: dict[type, Kind] = {int: "integer", float: "number", bool: "boolean", str: "text"}
 
 
 class Constructor(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -55,8 +55,8 @@ class Lever(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """An entry of levers.yaml, whose head explains the fields."""
 
     what: str
-    values: list[Value]
-    kind: Kind
+    values: list[Value] = []
+    kind: Kind | None = None
     choices: list[Value] = []
     default: Value | None = None
     results: Results
@@ -83,10 +83,12 @@ class Lever(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         ways = [way for way in (self.environment, self.constructor or self.call, self.argument) if way]
         if len(ways) != 1:
             raise ValueError("a lever has one of environment, constructor, call and argument")
-        if self.argument and self.program not in programs.PROGRAMS:
-            raise ValueError(f"program is none of {', '.join(programs.PROGRAMS)}")
+        if self.environment and not self.write:
+            self.write = f"export {self.environment}={{value}}"
         if not self.argument and not self.write:
             raise ValueError("write is missing")
+        if not self.values:
+            self.values, self.default = [True], False
 
     @property
     def way(self) -> Way:
@@ -112,8 +114,11 @@ class Lever(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         if not self.write:
             return programs.written(self, value)
         text = self.assigned(value) if self.environment else str(value)
-        # What is before a colon says for which of several objects, such as process groups.
-        return self.write.replace("{value}", text.rpartition(":")[2] if self.pattern else text)
+        if self.pattern:
+            # What is before a colon says for which of several objects, such as process groups.
+            text = text.rpartition(":")[2]
+            text = text.capitalize() if text in ("true", "false") else text
+        return self.write.replace("{value}", text)
 
 
 @cache
@@ -134,7 +139,13 @@ def levers() -> dict[str, Lever]:
 
 
 def _read(path: Path) -> dict[str, Lever]:
-    return msgspec.yaml.decode(path.read_bytes(), type=dict[str, Lever])
+    found = msgspec.yaml.decode(path.read_bytes(), type=dict[str, Lever])
+    for name, lever in found.items():
+        if lever.argument:
+            lever.program = lever.program or name.partition(".")[0]
+            if lever.program not in programs.PROGRAMS:
+                raise ValueError(f"{name}: program is none of {', '.join(programs.PROGRAMS)}")
+    return found
 
 
 def flat(given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -165,8 +176,8 @@ def chosen(given: Mapping[str, Any]) -> dict[str, Value]:
     found: dict[str, Value] = {}
     for name, value in flat(given):
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            hint = f"Did you mean {near[0]}?" if near else "`analyze.py levers` lists them."
+            near = nearest(name, [*known])
+            hint = f"Did you mean {near}?" if near else "`analyze.py levers` lists them."
             raise UserError(f"job.levers.{name} is not known. {hint}")
         if reason := _wrong(known[name], value):
             raise UserError(f"job.levers.{name}={value} {reason}.")
@@ -176,15 +187,16 @@ def chosen(given: Mapping[str, Any]) -> dict[str, Value]:
 
 def _wrong(lever: Lever, value: Any) -> str:
     """Returns why a lever does not take a value; empty if it does."""
+    kind = lever.kind or _KIND_OF[type(lever.values[0])]
+    # Not isinstance or ==, for which true is 1.
     if lever.choices:
-        return "" if value in lever.choices else f"is not one of {', '.join(map(str, lever.choices))}"
-    is_kind = isinstance(value, _KINDS[lever.kind]) and (
-        lever.kind in ("boolean", "text") or not isinstance(value, bool)
-    )
-    if is_kind and lever.pattern and not re.fullmatch(lever.pattern, str(value)):
+        is_choice = any(value == one and type(value) is type(one) for one in lever.choices)
+        return "" if is_choice else f"is not one of {', '.join(map(str, lever.choices))}"
+    if type(value) not in _TYPES[kind]:
+        return f"is not {'an' if kind == 'integer' else 'a'} {kind}, such as {lever.values[0]}"
+    if lever.pattern and not re.fullmatch(lever.pattern, str(value)):
         return f"cannot be understood; give such as {' or '.join(map(str, lever.values))}"
-    article = "an" if lever.kind == "integer" else "a"
-    return "" if is_kind else f"is not {article} {lever.kind}, such as {lever.values[0]}"
+    return ""
 
 
 def environment(values: Mapping[str, Value]) -> dict[str, str]:

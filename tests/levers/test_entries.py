@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 import torch.distributed as dist
@@ -65,6 +66,14 @@ def test_variables() -> None:
         "allocator.expandable_segments": "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
     }
     assert "options.config.max_ctas = 8\n" in levers()["group.max_ctas"].written("dp:8")
+    assert "is_high_priority_stream=True)" in levers()["group.high_priority"].written("dp:true")
+
+
+def test_an_entry_says_only_what_is_not_as_usual() -> None:
+    switch = msgspec.convert({"what": "x", "results": "exact", "environment": "X"}, Lever)
+    assert (switch.values, switch.default, switch.write) == ([True], False, "export X={value}")
+    known = levers()
+    assert known["megatron.num_workers"].program == "megatron"
 
 
 @pytest.mark.parametrize(
@@ -83,6 +92,16 @@ def test_variables() -> None:
             "job.levers.group.max_ctas=dp:many cannot be understood; give such as 8 or dp:8 or 0-3:8.",
         ),
         (["+job.levers.nccl.algo=NVLS"], "job.levers.nccl.algo=NVLS is not one of Ring, Tree."),
+        (["+job.levers.nccl.cta_policy=true"], "job.levers.nccl.cta_policy=True is not one of 0, 1, 2."),
+        (["+job.levers.nccl.max_ctas=true"], "job.levers.nccl.max_ctas=True is not an integer, such as 1."),
+        (
+            ["+job.levers.host.collect_every=0"],
+            "job.levers.host.collect_every=0 cannot be understood; give such as 50 or 200.",
+        ),
+        (
+            ["+job.levers.fsdp2.prefetch=-1"],
+            "job.levers.fsdp2.prefetch=-1 cannot be understood; give such as 1 or 2 or 3.",
+        ),
         (["+job.levers.ddp.bucket_mb=4"], "job.levers.ddp.bucket_mb is not known. Did you mean ddp.bucket_cap_mb?"),
     ],
 )
