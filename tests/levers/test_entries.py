@@ -151,6 +151,16 @@ def test_options_of_process_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     third: Any = groups.min_ctas("0-2/2:16", new_group([0, 2]))
     assert (third.config.min_ctas, third.config.max_ctas) == (16, -(2**31))
 
+    # Where the script leaves the backend to PyTorch, get_backend() says "undefined".
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_backend", lambda: "undefined")
+    monkeypatch.setattr(dist, "get_backend_config", lambda parent: "cpu:gloo" if parent else "cpu:gloo,cuda:nccl")
+    fourth: Any = groups.max_ctas(4, new_group([0, 2]))
+    assert fourth.config.max_ctas == 4
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    with pytest.raises(NotHere, match="no process group of NCCL"):
+        groups.max_ctas(4, {"parent_pg": "a group of gloo", "split_ranks": [[0], [1]], "pg_options": None})
+
     with pytest.raises(NotApplicable, match="the script gives max_ctas=8 in pg_options"):
         groups.max_ctas(4, new_group([0], pg_options=first))
     with pytest.raises(NotHere, match="description or ranks tp; the last one was mesh_dp of ranks 0, 2"):
