@@ -199,6 +199,11 @@ def _wrong(lever: Lever, value: Any) -> str:
     return ""
 
 
+def typed(text: str) -> int | bool:
+    """Returns the number or the boolean that a text says."""
+    return int(text) if text.isdigit() else text.lower() == "true"
+
+
 def environment(values: Mapping[str, Value]) -> dict[str, str]:
     """Returns the variables that levers set for the command. Options of one variable are joined by commas."""
     found: dict[str, list[str]] = {}

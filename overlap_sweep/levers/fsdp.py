@@ -5,12 +5,11 @@ Each checks all that it needs before it changes anything, and raises NotApplicab
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from overlap_sweep.levers import Value
+from overlap_sweep.levers import Value, typed
 from overlap_sweep.levers.ddp import synchronise_last
 from overlap_sweep.levers.process import Later, NotApplicable, NotHere, live
 
@@ -47,9 +46,7 @@ def reshard_after_forward(value: Value, arguments: Mapping[str, Any]) -> bool | 
     modules = given if isinstance(given, (list, tuple)) else [given]
     if any(isinstance(inner, FSDPModule) for module in modules for inner in module.modules()):
         raise NotHere("this training has no units of FSDP2 (fully_shard) below its root")
-    # The value may have been typed as a text.
-    asked: bool | int = json.loads(str(value).lower())
-    return asked
+    return typed(str(value))
 
 
 def separate_reduce_scatter_group(_: bool) -> None:

@@ -6,14 +6,13 @@ of the ranks 0 to 3; `0-6/2` are the ranks 0, 2, 4 and 6.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from overlap_sweep.levers import Value
+from overlap_sweep.levers import Value, typed
 from overlap_sweep.levers.process import NotApplicable, NotHere
 
 _RANKS = re.compile(r"(\d+)-(\d+)(?:/(\d+))?")
@@ -24,7 +23,7 @@ def _options_with(field: str, value: Value, arguments: Mapping[str, Any]) -> obj
     not for."""
     import torch.distributed as dist
 
-    scope, _, number = str(value).lower().rpartition(":")
+    scope, _, number = str(value).rpartition(":")
     description, ranks = arguments.get("group_desc", "default_pg") or "", _ranks(arguments)
     if not _uses_nccl(arguments):
         raise NotHere("this training has made no process group of NCCL")
@@ -34,7 +33,7 @@ def _options_with(field: str, value: Value, arguments: Mapping[str, Any]) -> obj
     fresh = dist.ProcessGroupNCCL.Options()
     options = _copy(arguments["pg_options"] or _inherited(arguments) or fresh)
     owner, default = (options.config, fresh.config) if hasattr(fresh.config, field) else (options, fresh)
-    wanted = type(getattr(default, field))(json.loads(number))
+    wanted = type(getattr(default, field))(typed(number))
     given = getattr(owner, field)
     if arguments["pg_options"] is not None and given not in (getattr(default, field), wanted):
         raise NotApplicable(f"the script gives {field}={given} in pg_options")

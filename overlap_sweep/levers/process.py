@@ -190,35 +190,23 @@ class Levers:
                 add_status(self._directory, status)
         if step == self._step:
             return
-        is_first, self._step = not self._step, step
-        if not is_first:
-            for name, later in [*self._later.items()]:
-                self._go_on(name, functools.partial(next, later))
-            return
-        for name in self._values:
-            if levers()[name].call and (name, SKIPPED) not in self._said:
-                self._go_on(name, functools.partial(self._begin, name))
-
-    def _begin(self, name: str) -> bool:
-        later: Later | None = _function(levers()[name].call)(self._values[name])
-        if later is None:
-            return True
-        self._later[name] = later
-        return next(later)
-
-    def _go_on(self, name: str, call: Callable[[], bool]) -> None:
-        self._undecided.add(name)
-        try:
-            is_applied = call()
-        except NotApplicable as error:
-            self._later.pop(name, None)
-            self._say(name, SKIPPED, str(error))
-        else:
-            if not is_applied:
-                return
-            if levers()[name].way == "call":
-                self._say(name, APPLIED)
-        self._undecided.discard(name)
+        if not self._step:
+            self._later = {
+                name: _called(levers()[name].call, value)
+                for name, value in self._values.items()
+                if levers()[name].call and (name, SKIPPED) not in self._said
+            }
+        self._step = step
+        for name, later in [*self._later.items()]:
+            self._undecided.discard(name)
+            try:
+                if not next(later, True):
+                    self._undecided.add(name)
+                elif levers()[name].way == "call":
+                    self._say(name, APPLIED)
+            except NotApplicable as error:
+                del self._later[name]
+                self._say(name, SKIPPED, str(error))
 
     def say_unmet(self) -> None:
         """Says of levers that nothing in this training has called for that they were not applied."""
@@ -242,6 +230,11 @@ def _function(name: str) -> Function:
     module, _, function = name.partition(":")
     found: Function = getattr(import_module(module), function)
     return found
+
+
+def _called(function: str, value: Value) -> Later:
+    """Calls a function of a lever, and yields whether the lever is applied, at once if the call was all."""
+    yield from _function(function)(value) or (True,)
 
 
 def _needs(name: str) -> str:

@@ -203,8 +203,8 @@ def test_a_model_that_the_script_has_dropped_is_not_found() -> None:
 
 
 def test_a_value_that_is_typed_as_a_text_is_what_it_says() -> None:
-    values = [reshard_after_forward(value, {"module": nn.Linear(1, 1)}) for value in ("false", True, "True", 8)]
-    assert values == [False, True, True, 8]
+    values = [reshard_after_forward(value, {"module": nn.Linear(1, 1)}) for value in ("false", True, "True", 8, "08")]
+    assert values == [False, True, True, 8, 8]
 
 
 def test_a_model_is_found_where_the_script_has_frozen_what_it_made() -> None:
