@@ -29,12 +29,13 @@ Results = Literal["exact", "rounding", "trains differently"]
 Way = Literal["environment", "constructor", "call", "argument"]
 Kind = Literal["integer", "number", "boolean", "text"]
 
-_KINDS: dict[Kind, tuple[type, ...]] = {
+_TYPES: dict[Kind, tuple[type, ...]] = {
     "integer": (int,),
     "number": (int, float),
     "boolean": (bool,),
     "text": (str, int, float, bool),
 }
+_KIND_OF: dict[type, Kind] = {int: "integer", float: "number", bool: "boolean", str: "text"}
 
 
 class Constructor(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -55,8 +56,8 @@ class Lever(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """An entry of levers.yaml, whose head explains the fields."""
 
     what: str
-    values: list[Value]
-    kind: Kind
+    values: list[Value] = []
+    kind: Kind | None = None
     choices: list[Value] = []
     default: Value | None = None
     results: Results
@@ -83,10 +84,12 @@ class Lever(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         ways = [way for way in (self.environment, self.constructor or self.call, self.argument) if way]
         if len(ways) != 1:
             raise ValueError("a lever has one of environment, constructor, call and argument")
-        if self.argument and self.program not in programs.PROGRAMS:
-            raise ValueError(f"program is none of {', '.join(programs.PROGRAMS)}")
+        if self.environment and not self.write:
+            self.write = f"export {self.environment}={{value}}"
         if not self.argument and not self.write:
             raise ValueError("write is missing")
+        if not self.values:
+            self.values, self.default = [True], False
 
     @property
     def way(self) -> Way:
@@ -112,8 +115,11 @@ class Lever(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         if not self.write:
             return programs.written(self, value)
         text = self.assigned(value) if self.environment else str(value)
-        # What is before a colon says for which of several objects, such as process groups.
-        return self.write.replace("{value}", text.rpartition(":")[2] if self.pattern else text)
+        if self.pattern:
+            # What is before a colon says for which of several objects, such as process groups.
+            text = text.rpartition(":")[2]
+            text = text.capitalize() if text in ("true", "false") else text
+        return self.write.replace("{value}", text)
 
 
 @cache
@@ -134,7 +140,13 @@ def levers() -> dict[str, Lever]:
 
 
 def _read(path: Path) -> dict[str, Lever]:
-    return msgspec.yaml.decode(path.read_bytes(), type=dict[str, Lever])
+    found = msgspec.yaml.decode(path.read_bytes(), type=dict[str, Lever])
+    for name, lever in found.items():
+        if lever.argument:
+            lever.program = lever.program or name.partition(".")[0]
+            if lever.program not in programs.PROGRAMS:
+                raise ValueError(f"{name}: program is none of {', '.join(programs.PROGRAMS)}")
+    return found
 
 
 def flat(given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -181,21 +193,25 @@ def lever_named(name: str) -> Lever:
 
 def _wrong(lever: Lever, value: Any) -> str:
     """Returns why a lever does not take a value; empty if it does."""
-    such = programs.text(lever.values[0])
+    kind, such = lever.kind or _KIND_OF[type(lever.values[0])], programs.text(lever.values[0])
     if isinstance(value, list):
         return "is a list; give one value, or several with -m and without brackets"
     if lever.choices:
         choices = [*map(programs.text, lever.choices)]
         return "" if programs.text(value) in choices else f"is not one of {', '.join(choices)}"
-    is_kind = isinstance(value, _KINDS[lever.kind]) and (
-        lever.kind in ("boolean", "text") or not isinstance(value, bool)
-    )
-    if is_kind and lever.pattern and not re.fullmatch(lever.pattern, str(value)):
+    # Not isinstance, for which true is 1.
+    if type(value) not in _TYPES[kind]:
+        return f"is not {'an' if kind == 'integer' else 'a'} {kind}, such as {such}"
+    if lever.pattern and not re.fullmatch(lever.pattern, str(value)):
         return f"cannot be understood; give such as {' or '.join(map(str, lever.values))}"
-    article = "an" if lever.kind == "integer" else "a"
-    if is_kind and lever.kind in ("integer", "number") and not 0 <= value < math.inf:
+    if kind in ("integer", "number") and not 0 <= value < math.inf:
         return f"is out of range; give such as {such}"
-    return "" if is_kind else f"is not {article} {lever.kind}, such as {such}"
+    return ""
+
+
+def typed(text: str) -> int | bool:
+    """Returns the number or the boolean that a text says."""
+    return int(text) if text.isdigit() else text.lower() == "true"
 
 
 def environment(values: Mapping[str, Value]) -> dict[str, str]:

@@ -54,7 +54,8 @@ def no_sync(_: bool) -> Later:
 
 def synchronise_last(models: Sequence[M], synchronise: Callable[[M, bool], None]) -> Later:
     """Counts the microbatches of a step: forward passes of a model that record gradients. From then on it has gradients
-    synchronised in the last one alone. NotApplicable if there is one, or if their number changes.
+    synchronised in the last one alone. NotApplicable if there is one, or if their number changes: then all synchronise
+    again.
 
     `synchronise`: sets whether the forward pass that begins, and its backward pass, synchronise.
     """
@@ -82,9 +83,11 @@ def synchronise_last(models: Sequence[M], synchronise: Callable[[M, bool], None]
         raise NotApplicable(
             f"the number of microbatches changes: a step had {max(per_step.values())}, another {max(counts.values())}"
         )
-    finally:
-        for hook in hooks:
+    except NotApplicable:
+        for model, hook in zip(models, hooks, strict=True):
             hook.remove()
+            synchronise(model, True)
+        raise
 
 
 def _models() -> list[DistributedDataParallel]:

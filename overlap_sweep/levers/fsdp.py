@@ -5,14 +5,15 @@ Each checks all that it needs before it changes anything, and raises NotApplicab
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from overlap_sweep.levers import Value, typed
 from overlap_sweep.levers.ddp import synchronise_last
 from overlap_sweep.levers.process import Later, NotApplicable, NotHere, live
 
 if TYPE_CHECKING:
-    from torch import nn
     from torch.distributed.fsdp import FSDPModule
 
 _PART_NUMBERS = 8
@@ -20,32 +21,23 @@ _PART_NUMBERS = 8
 
 
 def prefetch(units_ahead: int) -> None:
-    for units in _units_by_root().values():
-        _forward_prefetch(units, units_ahead)
-        _backward_prefetch(units, units_ahead)
+    forward_prefetch(units_ahead)
+    backward_prefetch(units_ahead)
 
 
 def forward_prefetch(units_ahead: int) -> None:
     for units in _units_by_root().values():
-        _forward_prefetch(units, units_ahead)
+        for i, unit in enumerate(units):
+            unit.set_modules_to_forward_prefetch(units[i + 1 : i + 1 + units_ahead])
 
 
 def backward_prefetch(units_ahead: int) -> None:
     for units in _units_by_root().values():
-        _backward_prefetch(units, units_ahead)
+        for i, unit in enumerate(units):
+            unit.set_modules_to_backward_prefetch(units[max(0, i - units_ahead) : i][::-1])
 
 
-def _forward_prefetch(units: list[FSDPModule], ahead: int) -> None:
-    for i, unit in enumerate(units):
-        unit.set_modules_to_forward_prefetch(units[i + 1 : i + 1 + ahead])
-
-
-def _backward_prefetch(units: list[FSDPModule], ahead: int) -> None:
-    for i, unit in enumerate(units):
-        unit.set_modules_to_backward_prefetch(units[max(0, i - ahead) : i][::-1])
-
-
-def reshard_after_forward(value: bool | int, arguments: Mapping[str, Any]) -> bool | int:
+def reshard_after_forward(value: Value, arguments: Mapping[str, Any]) -> bool | int:
     """Returns the argument of a unit; it leaves the root as it is, which needs its parameters first in the backward
     pass."""
     from torch.distributed.fsdp import FSDPModule
@@ -54,7 +46,7 @@ def reshard_after_forward(value: bool | int, arguments: Mapping[str, Any]) -> bo
     modules = given if isinstance(given, (list, tuple)) else [given]
     if any(isinstance(inner, FSDPModule) for module in modules for inner in module.modules()):
         raise NotHere("this training has no units of FSDP2 (fully_shard) below its root")
-    return value
+    return typed(str(value))
 
 
 def separate_reduce_scatter_group(_: bool) -> None:
@@ -69,28 +61,27 @@ def symmetric_memory(_: bool) -> None:
 
     roots = _units_by_root()
     _check(roots, "set_symm_mem_for_comm", "2.13")
-    own, count = torch.cuda.current_device() if torch.cuda.is_available() else 0, torch.cuda.device_count()
+    count = torch.cuda.device_count()
+    own = torch.cuda.current_device() if count else 0
     if count < 2 or not all(torch.cuda.can_device_access_peer(own, peer) for peer in range(count) if peer != own):
         raise NotApplicable("symmetric memory needs GPUs with peer access to each other")
     all_units = [unit for root, units in roots.items() for unit in (root, *units)]
-    inner = {one: [module for module in one.modules() if module in {*all_units} - {one}] for one in all_units}
-    for unit in all_units:
-        others = {parameter for module in inner[unit] for parameter in module.parameters()}
-        numbers = [one.to_local().numel() for one in unit.parameters() if one not in others]
-        if sum(numbers) % _PART_NUMBERS:
-            raise NotApplicable(
-                f"a rank's part of a unit has {sum(numbers)} numbers, no multiple of {_PART_NUMBERS}, which NCCL's "
-                "kernels for symmetric memory gather wrongly"
-            )
+    # Units within a unit come after it, and have their parameters to themselves.
+    unit_of = {parameter: unit for unit in all_units for parameter in unit.parameters()}
+    numbers: Counter[Any] = Counter()
+    for parameter, unit in unit_of.items():
+        numbers[unit] += parameter.to_local().numel()
+    if wrong := next((number for number in numbers.values() if number % _PART_NUMBERS), 0):
+        raise NotApplicable(
+            f"a rank's part of a unit has {wrong} numbers, no multiple of {_PART_NUMBERS}, which NCCL's kernels for "
+            "symmetric memory gather wrongly"
+        )
     for unit in all_units:
         unit.set_symm_mem_for_comm()
 
 
 def no_sync(_: bool) -> Later:
-    def synchronise(root: nn.Module, is_last: bool) -> None:
-        root.set_requires_gradient_sync(is_last)  # type: ignore[operator]
-
-    return synchronise_last([*_units_by_root()], synchronise)
+    return synchronise_last([*_units_by_root()], lambda root, is_last: root.set_requires_gradient_sync(is_last))
 
 
 def backward_prefetch_of_fsdp1(value: str, _: Mapping[str, Any]) -> object:

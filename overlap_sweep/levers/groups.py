@@ -9,24 +9,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from overlap_sweep.levers import Value
+from overlap_sweep.levers import Value, typed
 from overlap_sweep.levers.process import NotApplicable, NotHere
 
 _RANKS = re.compile(r"(\d+)-(\d+)(?:/(\d+))?")
-
-
-def max_ctas(value: Value, arguments: Mapping[str, Any]) -> object:
-    return _options_with("max_ctas", value, arguments)
-
-
-def min_ctas(value: Value, arguments: Mapping[str, Any]) -> object:
-    return _options_with("min_ctas", value, arguments)
-
-
-def high_priority(value: Value, arguments: Mapping[str, Any]) -> object:
-    return _options_with("is_high_priority_stream", value, arguments)
 
 
 def _options_with(field: str, value: Value, arguments: Mapping[str, Any]) -> object:
@@ -35,7 +24,7 @@ def _options_with(field: str, value: Value, arguments: Mapping[str, Any]) -> obj
     import torch.distributed as dist
 
     scope, _, number = str(value).rpartition(":")
-    description, ranks = _description(arguments), _ranks(arguments)
+    description, ranks = arguments.get("group_desc", "default_pg") or "", _ranks(arguments)
     if not _uses_nccl(arguments):
         raise NotHere("this training has made no process group of NCCL")
     if scope and not is_meant(scope, description, ranks):
@@ -44,12 +33,17 @@ def _options_with(field: str, value: Value, arguments: Mapping[str, Any]) -> obj
     fresh = dist.ProcessGroupNCCL.Options()
     options = _copy(arguments["pg_options"] or _inherited(arguments) or fresh)
     owner, default = (options.config, fresh.config) if hasattr(fresh.config, field) else (options, fresh)
-    wanted = type(getattr(default, field))(_number(number))
+    wanted = type(getattr(default, field))(typed(number))
     given = getattr(owner, field)
     if arguments["pg_options"] is not None and given not in (getattr(default, field), wanted):
         raise NotApplicable(f"the script gives {field}={given} in pg_options")
     setattr(owner, field, wanted)
     return options
+
+
+max_ctas = partial(_options_with, "max_ctas")
+min_ctas = partial(_options_with, "min_ctas")
+high_priority = partial(_options_with, "is_high_priority_stream")
 
 
 def is_meant(scope: str, description: str, ranks: Sequence[int]) -> bool:
@@ -58,14 +52,6 @@ def is_meant(scope: str, description: str, ranks: Sequence[int]) -> bool:
         first, last, stride = (int(number or 1) for number in span.groups())
         return sorted(ranks) == [*range(first, last + 1, stride)]
     return bool(re.search(rf"(?<![a-z0-9]){re.escape(scope)}(?![a-z0-9])", description, re.IGNORECASE))
-
-
-def _number(text: str) -> int:
-    return int(text) if text.isdigit() else int(text.lower() == "true")
-
-
-def _description(arguments: Mapping[str, Any]) -> str:
-    return arguments.get("group_desc", "default_pg") or ""
 
 
 def _ranks(arguments: Mapping[str, Any]) -> list[int]:
@@ -90,9 +76,10 @@ def _uses_nccl(arguments: Mapping[str, Any]) -> bool:
     if not dist.is_nccl_available() or not torch.cuda.is_available():
         return False
     backend = arguments.get("backend")
-    if backend is None:
-        return not dist.is_initialized() or "nccl" in dist.get_backend()
-    return "nccl" in str(backend).lower()
+    if backend is None and dist.is_initialized():
+        # Not get_backend, which does not know it where the script has left it to PyTorch.
+        backend = dist.get_backend_config(arguments.get("parent_pg"))
+    return backend is None or "nccl" in str(backend).lower()
 
 
 def _inherited(arguments: Mapping[str, Any]) -> Any:

@@ -44,7 +44,7 @@ def fused(value: bool, arguments: Mapping[str, Any]) -> bool:
     from torch.distributed.tensor import DTensor
 
     if not value:
-        return value
+        return False
     for other in ("foreach", "differentiable"):
         if arguments[other]:
             raise NotApplicable(f"the script gives the optimizer {other}=True, which excludes fused=True")
@@ -55,7 +55,7 @@ def fused(value: bool, arguments: Mapping[str, Any]) -> bool:
             raise NotApplicable(f"fused=True takes no parameters of {one.dtype} on {one.device.type}")
     if len({isinstance(one, DTensor) for one in parameters}) > 1:
         raise NotApplicable("fused=True takes no DTensors (FSDP2) beside other parameters in an optimizer")
-    return value
+    return True
 
 
 def _parameters(params: Any) -> list[Tensor]:
@@ -120,12 +120,15 @@ def non_blocking(_: bool) -> Later:
 
 
 def compile_blocks(_: bool) -> None:
-    blocks = repeated_blocks(live(_module()))
+    from torch import nn
+    from torch._dynamo import OptimizedModule
+
+    blocks = repeated_blocks(live(nn.Module))
     if not blocks:
         raise NotApplicable(
             "this training has no modules of one class repeated in a ModuleList, ModuleDict or Sequential"
         )
-    if any(_is_compiled(block) for block in blocks) or live(_optimized_module()):
+    if live(OptimizedModule) or any(getattr(block, "_compiled_call_impl", None) for block in blocks):
         raise NotApplicable("the script compiles its model itself")
     if own := next((type(one) for one in blocks if type(one).__module__.startswith("torch.nn.")), None):
         # Seen with 2.13: it captures no graph of a module whose forward is torch's own code.
@@ -153,19 +156,3 @@ def repeated_blocks(modules: list[nn.Module]) -> list[nn.Module]:
 
 def _is_trained_block(block: nn.Module) -> bool:
     return any(True for _ in block.children()) and any(one.requires_grad for one in block.parameters())
-
-
-def _is_compiled(block: nn.Module) -> bool:
-    return getattr(block, "_compiled_call_impl", None) is not None
-
-
-def _module() -> type[nn.Module]:
-    from torch import nn
-
-    return nn.Module
-
-
-def _optimized_module() -> type[nn.Module]:
-    from torch._dynamo import OptimizedModule
-
-    return OptimizedModule

@@ -16,12 +16,12 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, TypeVar
 
 from overlap_sweep.errors import first_line
-from overlap_sweep.levers import Constructor, Lever, Value, levers
+from overlap_sweep.levers import Value, levers
 from overlap_sweep.levers.status import APPLIED, SKIPPED, LeverStatus, add_status
 from overlap_sweep.startup.sitecustomize import VARIABLE
 
@@ -30,6 +30,8 @@ Function = Callable[..., Any]
 Later = Iterator[bool]
 """The rest of a lever's call: it goes on at the end of each further step, and yields whether the lever is applied by
 now. It may raise NotApplicable at any of them."""
+
+_OVERRIDE = "add job.levers_override=true to replace it"
 
 
 class NotApplicable(Exception):
@@ -41,11 +43,13 @@ class NotHere(Exception):
 
 
 def live(kind: type[T]) -> list[T]:
-    """Returns all objects of a type, the oldest first."""
+    """Returns all objects of a type that are still in use."""
     is_frozen = gc.get_freeze_count() > 0
     if is_frozen:
         # What is frozen is not among the objects.
         gc.unfreeze()
+    # A model that the script has dropped would be among them otherwise.
+    gc.collect()
     # Not isinstance, which asks objects that stand for others for their class.
     found = [one for one in gc.get_objects() if issubclass(type(one), kind)]
     if is_frozen:
@@ -63,9 +67,10 @@ class Levers:
             name: values[name] for name, lever in levers().items() if name in values and lever.is_in_process
         }
         self._directory, self._override = directory, override
-        self._said: set[tuple[str, str]] = set()
+        self._said: dict[tuple[str, str], LeverStatus] = {}
+        self._process = os.getpid()
         self._not_here: dict[str, str] = {}
-        self._has_begun = False
+        self._step = 0
         self._later: dict[str, Later] = {}
         self._undecided: set[str] = set()
 
@@ -75,56 +80,51 @@ class Levers:
         return bool(self._undecided)
 
     def install(self) -> None:
-        """Has constructors wrapped as soon as their modules are imported."""
-        by_module: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
-        watched: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+        """Has constructors wrapped as soon as their modules are imported, and methods by which scripts do the same."""
+        made, watched = defaultdict(list), defaultdict(list)
         for name in self._values:
-            if made := levers()[name].constructor:
-                for target in made.of:
-                    module, _, attribute = target.partition(":")
-                    by_module[module][attribute].append(name)
-            for target in levers()[name].unless:
-                module, _, attribute = target.partition(":")
-                watched[module][attribute].append(name)
-        for module in {*by_module, *watched}:
-            patch = functools.partial(self._patch, targets=by_module[module], watched=watched[module])
-            if module in sys.modules:
-                patch(sys.modules[module])
-            else:
-                sys.meta_path.insert(0, _AfterImport(module, patch))
+            lever = levers()[name]
+            for target in lever.constructor.of if lever.constructor else []:
+                made[target].append(name)
+            for target in lever.unless:
+                watched[target].append(name)
+        for target, names in made.items():
+            _when_imported(target, functools.partial(self._wrap, names))
+        for target, names in watched.items():
+            _when_imported(target, functools.partial(self._watch, names))
 
-    def _patch(self, module: ModuleType, targets: Mapping[str, list[str]], watched: Mapping[str, list[str]]) -> None:
-        for attribute, names in targets.items():
-            target = getattr(module, attribute, None)
-            if target is None:
-                for name in names:
-                    self._say(name, SKIPPED, f"{module.__name__} has no {attribute}{_needs(name)}")
-            elif inspect.isclass(target):
-                setattr(target, "__init__", self._wrapped(target.__init__, attribute, names))  # noqa: B010, of mypy
-            else:
-                setattr(module, attribute, self._wrapped(target, attribute, names))
-        for method, names in watched.items():
-            owner, _, attribute = method.partition(".")
-            found = getattr(module, owner, None)
-            if hasattr(found, attribute):
-                setattr(found, attribute, self._watched(getattr(found, attribute), attribute, names))
+    def _wrap(self, names: Sequence[str], module: ModuleType, attribute: str) -> None:
+        target = getattr(module, attribute, None)
+        if target is None:
+            for name in names:
+                self._not_here[name] = f"{module.__name__} has no {attribute}{_needs(name)}"
+        elif inspect.isclass(target):
+            setattr(target, "__init__", self._wrapped(target.__init__, attribute, names))  # noqa: B010, of mypy
+        else:
+            setattr(module, attribute, self._wrapped(target, attribute, names))
 
-    def _watched(self, method: Function, called: str, names: Sequence[str]) -> Function:
+    def _watch(self, names: Sequence[str], module: ModuleType, attribute: str) -> None:
+        kind, _, called = attribute.partition(".")
+        owner = getattr(module, kind, None)
+        method = getattr(owner, called, None)
+        if method is None:
+            return
+
         @functools.wraps(method)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             # Afterwards levers call it.
-            for name in names if not self._has_begun else ():
+            for name in names if not self._step else ():
                 if levers()[name].way != "call":
                     self._say(name, SKIPPED, f"the script calls {called}")
                 elif not self._override:
-                    mend = "add job.levers_override=true to replace it"
-                    self._say(name, SKIPPED, f"the script calls {called} itself; {mend}")
+                    self._say(name, SKIPPED, f"the script calls {called} itself; {_OVERRIDE}")
             return method(*args, **kwargs)
 
-        return wrapped
+        setattr(owner, called, wrapped)
 
     def _wrapped(self, function: Function, called: str, names: Sequence[str]) -> Function:
         signature = inspect.signature(function)
+        defaults = {name: parameter.default for name, parameter in signature.parameters.items()}
 
         @functools.wraps(function)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -133,12 +133,18 @@ class Levers:
             except TypeError:
                 # The script's own mistake.
                 return function(*args, **kwargs)
-            for name, value in given.arguments.items():
-                if name == "params" and isinstance(value, Iterator):
-                    # Whoever is next would find it used up.
-                    given.arguments[name] = list(value)
+            if isinstance(given.arguments.get("params"), Iterator):
+                # Whoever is next would find it used up.
+                given.arguments["params"] = list(given.arguments["params"])
             args, kwargs = given.args, given.kwargs
-            changed = self._changed(signature, given, called, names)
+            changed: dict[str, tuple[str, Any]] = {}
+            for name in names:
+                try:
+                    changed[name] = self._changed(name, called, defaults, given.arguments | dict(changed.values()))
+                except NotHere as error:
+                    self._not_here[name] = str(error)
+                except NotApplicable as error:
+                    self._say(name, SKIPPED, str(error))
             if not changed:
                 return function(*args, **kwargs)
             given.arguments |= dict(changed.values())
@@ -156,90 +162,68 @@ class Levers:
         return wrapped
 
     def _changed(
-        self, signature: inspect.Signature, given: inspect.BoundArguments, called: str, names: Sequence[str]
-    ) -> dict[str, tuple[str, Any]]:
-        """Returns the arguments to change and their values, by lever; says why others are left."""
-        changed: dict[str, tuple[str, Any]] = {}
-        defaults = {name: parameter.default for name, parameter in signature.parameters.items()}
-        for name in names:
-            lever = levers()[name]
-            assert lever.constructor
-            argument = lever.constructor.argument
-            if argument not in signature.parameters:
-                self._say(name, SKIPPED, f"{called} has no argument {argument} in this version{_needs(name)}")
-                continue
-            default = defaults[argument]
-            own = given.arguments.get(argument, default)
-            try:
-                value = self._value_of(
-                    lever.constructor, self._values[name], defaults | given.arguments | dict(changed.values())
-                )
-            except NotHere as error:
-                self._not_here[name] = str(error)
-                continue
-            except NotApplicable as error:
-                self._say(name, SKIPPED, str(error))
-                continue
-            is_free = self._override or lever.overrides or lever.constructor.extends
-            if own is not default and own != default and own != value and not is_free:
-                self._say(
-                    name,
-                    SKIPPED,
-                    f"the script gives {called} {argument}={own}; add job.levers_override=true to replace it",
-                )
-                continue
-            changed[name] = argument, value
-        return changed
+        self, name: str, called: str, defaults: Mapping[str, Any], given: Mapping[str, Any]
+    ) -> tuple[str, Any]:
+        """Returns which argument of a call a lever changes, and its value. NotHere or NotApplicable if it does not."""
+        lever, value = levers()[name], self._values[name]
+        assert lever.constructor
+        argument = lever.constructor.argument
+        if argument not in defaults:
+            raise NotApplicable(f"{called} has no argument {argument} in this version{_needs(name)}")
+        if lever.constructor.make:
+            value = _function(lever.constructor.make)(value, {**defaults, **given})
+        is_free = self._override or lever.overrides or lever.constructor.extends
+        own = given.get(argument, defaults[argument])
+        if own not in (defaults[argument], value) and not is_free:
+            raise NotApplicable(f"the script gives {called} {argument}={own}; {_OVERRIDE}")
+        return argument, value
 
-    @staticmethod
-    def _value_of(made: Constructor, value: Value, arguments: Mapping[str, Any]) -> Any:
-        return _function(made.make)(value, arguments) if made.make else value
+    def at_end_of_step(self, step: int) -> None:
+        """Calls what levers call on the training at the end of its first step, and goes on with it at that of each.
 
-    def at_end_of_step(self) -> None:
-        """Calls what levers call on the training at the end of its first step, and goes on with it at that of each."""
-        if self._has_begun:
-            for name, later in [*self._later.items()]:
-                self._go_on(name, functools.partial(next, later))
+        `step`: its number. A step may end several times before its optimizers are known.
+        """
+        if self._process != os.getpid():
+            # What was applied before this process was forked is so here.
+            self._process = os.getpid()
+            for status in self._said.values():
+                add_status(self._directory, status)
+        if step == self._step:
             return
-        self._has_begun = True
-        for name, value in self._values.items():
-            if levers()[name].call and (name, SKIPPED) not in self._said:
-                self._go_on(name, functools.partial(self._begin, name, value))
-
-    def _begin(self, name: str, value: Value) -> bool:
-        later: Later | None = _function(levers()[name].call)(value)
-        if later is None:
-            return True
-        self._later[name] = later
-        return bool(next(later))
-
-    def _go_on(self, name: str, call: Callable[[], bool]) -> None:
-        self._undecided.add(name)
-        try:
-            is_applied = call()
-        except NotApplicable as error:
-            self._later.pop(name, None)
-            self._say(name, SKIPPED, str(error))
-        else:
-            if not is_applied:
-                return
-            if levers()[name].way == "call":
-                self._say(name, APPLIED)
-        self._undecided.discard(name)
+        if not self._step:
+            self._later = {
+                name: _called(levers()[name].call, value)
+                for name, value in self._values.items()
+                if levers()[name].call and (name, SKIPPED) not in self._said
+            }
+        self._step = step
+        for name, later in [*self._later.items()]:
+            self._undecided.discard(name)
+            try:
+                if not next(later, True):
+                    self._undecided.add(name)
+                elif levers()[name].way == "call":
+                    self._say(name, APPLIED)
+            except NotApplicable as error:
+                del self._later[name]
+                self._say(name, SKIPPED, str(error))
 
     def say_unmet(self) -> None:
         """Says of levers that nothing in this training has called for that they were not applied."""
         said = {name for name, _ in self._said}
         for name in self._values:
             if name not in said:
-                reason = self._not_here.get(name, f"this training has made no {_made_by(levers()[name])}")
-                self._say(name, SKIPPED, reason)
+                constructor = levers()[name].constructor
+                assert constructor
+                kinds = " or ".join(target.partition(":")[2] for target in constructor.of)
+                self._say(name, SKIPPED, self._not_here.get(name, f"this training has made no {kinds}"))
 
     def _say(self, name: str, status: str, reason: str = "") -> None:
         """Writes a status of a lever, but no second reason why it is skipped."""
         if (name, status) not in self._said:
-            self._said.add((name, status))
-            add_status(self._directory, LeverStatus(name, self._values[name], status, reason))
+            said = LeverStatus(name, self._values[name], status, reason)
+            self._said[name, status] = said
+            add_status(self._directory, said)
 
 
 def _function(name: str) -> Function:
@@ -248,9 +232,9 @@ def _function(name: str) -> Function:
     return found
 
 
-def _made_by(lever: Lever) -> str:
-    assert lever.constructor
-    return " or ".join(one.partition(":")[2] for one in lever.constructor.of)
+def _called(function: str, value: Value) -> Later:
+    """Calls a function of a lever, and yields whether the lever is applied, at once if the call was all."""
+    yield from _function(function)(value) or (True,)
 
 
 def _needs(name: str) -> str:
@@ -258,8 +242,17 @@ def _needs(name: str) -> str:
     return f"; it needs {needs}" if needs else ""
 
 
+def _when_imported(target: str, patch: Callable[[ModuleType, str], None]) -> None:
+    """Calls `patch` with the module and the attribute of a target, `module:attribute`, once the module is imported."""
+    module, _, attribute = target.partition(":")
+    if module in sys.modules:
+        patch(sys.modules[module], attribute)
+    else:
+        sys.meta_path.insert(0, _AfterImport(module, lambda imported: patch(imported, attribute)))
+
+
 class _AfterImport:
-    """Finds one module as Python does, and calls a function with it once it is imported."""
+    """Finds one module as Python would, and calls a function with it once it is imported."""
 
     def __init__(self, module: str, call: Callable[[ModuleType], None]) -> None:
         self._module, self._call = module, call
@@ -267,7 +260,9 @@ class _AfterImport:
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name != self._module:
             return None
-        spec = PathFinder.find_spec(name, path, target)
+        # Packages that are installed as editable have finders of their own.
+        others = sys.meta_path[sys.meta_path.index(self) + 1 :]
+        spec = next(filter(None, (other.find_spec(name, path, target) for other in others)), None)
         if spec is None or spec.loader is None:
             return None
         execute = spec.loader.exec_module

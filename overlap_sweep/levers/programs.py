@@ -108,15 +108,17 @@ class Change:
 def change(lever: Lever, value: Value) -> Change:
     """Returns what the lever changes in a command of its program."""
     option, boolean = lever.argument, PROGRAMS[lever.program].boolean
-    off = re.sub(r"(.*\.)", r"\1no-", option) if boolean == "negated" else option
     words: tuple[str, ...] = (option, text(value))
-    if lever.program == "deepspeed" or (option == OVERLAP_OPTION and value == "none"):
+    others: tuple[str, ...] = ()
+    if lever.program == "deepspeed":
         words = ()
     elif option == OVERLAP_OPTION:
-        words = (option,) if value == "default" else (option, f"{option}-cfg", str(value))
+        others = (f"{option}-cfg",)
+        words = {"none": (), "default": (option,)}.get(str(value), (option, *others, str(value)))
     elif isinstance(value, bool) and boolean != "word":
-        words = (option,) if value else (off,) if boolean == "negated" else ()
-    return Change(lever, value, words, (_plain(option), _plain(off)))
+        others = (re.sub(r"(.*\.)", r"\1no-", option),) if boolean == "negated" else ()
+        words = (option,) if value else others
+    return Change(lever, value, words, tuple(map(_plain, (option, *others))))
 
 
 def written(lever: Lever, value: Value) -> str:
@@ -136,7 +138,7 @@ def script_of(words: Sequence[str]) -> str:
 
 def files_of(words: Sequence[str]) -> list[str]:
     """Returns the files whose texts say which programs a command starts, and which options they have."""
-    config = _settings(_launch_words(words)).get(_CONFIG_OPTION, "")
+    config = _settings(words[_place("accelerate", words)]).get(_CONFIG_OPTION, "")
     return [name for name in (script_of(words), config, json_file(words)) if name]
 
 
@@ -194,13 +196,11 @@ def changed(words: Sequence[str], changes: Iterable[Change], json_name: str = ""
                 given if word == own else word.removesuffix(own) + given if word.endswith(f"={own}") else word
                 for word in found
             ]
-        elif one.program == "accelerate":
-            start, own_words = _launch(found), _launch_words(found)
-            kept = _without(own_words, one.replaced)
-            found = [*found[:start], *one.words, *kept, *found[start + len(own_words) :]]
         else:
-            start = _start(found)
-            found = [*found[:start], *_without(found[start:], one.replaced), *one.words]
+            place = _place(one.program, found)
+            kept = _without(found[place], one.replaced)
+            # What accelerate has before the script may end with the `-m` of the script.
+            found[place] = [*one.words, *kept] if one.program == "accelerate" else [*kept, *one.words]
     return found
 
 
@@ -216,10 +216,14 @@ def changed_json(text: str, changes: Iterable[Change]) -> str:
     return json.dumps(found, indent=2) + "\n"
 
 
-def _start(words: Sequence[str]) -> int:
-    """Returns where the script's own words begin."""
-    script = script_of(words)
-    return words.index(script) + 1 if script else 1
+def _place(program: str, words: Sequence[str]) -> slice:
+    """Returns where the options of a program are: after the script, those of `accelerate launch` before it."""
+    script, end = script_of(words), len(words)
+    if program != "accelerate":
+        return slice(words.index(script) + 1 if script else 1, end)
+    if start := _launch(words):
+        return slice(start, words.index(script, start) if script in words[start:] else end)
+    return slice(0)
 
 
 def _launch(words: Sequence[str]) -> int:
@@ -232,20 +236,13 @@ def _launch(words: Sequence[str]) -> int:
     return 0
 
 
-def _launch_words(words: Sequence[str]) -> Sequence[str]:
-    """Returns the options of `accelerate launch`, which stand before the script."""
-    start, script = _launch(words), script_of(words)
-    own = words[start:] if start else []
-    return own[: own.index(script)] if script in own else own
-
-
 def _given(program: str, command: Command) -> dict[str, str]:
     """Returns the options that a command gives a program, also by the program's file, by their plain names."""
     if program == "deepspeed":
         return {_plain(path): text for path, text in _flat(_json(command) or {})}
+    own = _settings(command.words[_place(program, command.words)])
     if program != "accelerate":
-        return _settings(command.words[_start(command.words) :])
-    own = _settings(_launch_words(command.words))
+        return own
     try:
         config = yaml.safe_load(command.texts.get(own.get(_CONFIG_OPTION, ""), "")) or {}
     except yaml.YAMLError:
@@ -258,8 +255,9 @@ def _given(program: str, command: Command) -> dict[str, str]:
 def _json(command: Command) -> dict[str, Any] | None:
     """Returns what DeepSpeed's file has; None if there is none, or none in plain JSON."""
     try:
-        found = json.loads(command.texts[json_file(command.words)])
-    except (KeyError, ValueError):
+        found = json.loads(command.texts.get(json_file(command.words), "null"))
+    except ValueError:
+        # DeepSpeed itself says what is wrong with it.
         return None
     return found if isinstance(found, dict) else None
 

@@ -203,7 +203,7 @@ class StepRecorder:
 
     def _end_of_step(self, loss: torch.Tensor | float | None = None) -> None:
         if self._levers:
-            self._levers.at_end_of_step()
+            self._levers.at_end_of_step(self._ends)
         if self._trace is not None:
             if self._trace.end_of_step():
                 self._finish()

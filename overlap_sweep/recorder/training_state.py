@@ -55,8 +55,7 @@ class PendingState:
 
 def _parameters(optimizers: Iterable[Optimizer]) -> list[Tensor]:
     """Returns each parameter once, though optimizers within others have the same."""
-    found = {id(one): one for each in optimizers for group in each.param_groups for one in group["params"]}
-    return list(found.values())
+    return list(dict.fromkeys(one for each in optimizers for group in each.param_groups for one in group["params"]))
 
 
 def _norm(tensors: Sequence[Tensor]) -> Tensor | None:

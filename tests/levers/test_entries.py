@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 import torch.distributed as dist
@@ -65,6 +66,14 @@ def test_variables() -> None:
         "allocator.expandable_segments": "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
     }
     assert "options.config.max_ctas = 8\n" in levers()["group.max_ctas"].written("dp:8")
+    assert "is_high_priority_stream=True)" in levers()["group.high_priority"].written("dp:true")
+
+
+def test_an_entry_says_only_what_is_not_as_usual() -> None:
+    switch = msgspec.convert({"what": "x", "results": "exact", "environment": "X"}, Lever)
+    assert (switch.values, switch.default, switch.write) == ([True], False, "export X={value}")
+    known = levers()
+    assert known["megatron.num_workers"].program == "megatron"
 
 
 @pytest.mark.parametrize(
@@ -83,6 +92,16 @@ def test_variables() -> None:
             "job.levers.group.max_ctas=dp:many cannot be understood; give such as 8 or dp:8 or 0-3:8.",
         ),
         (["+job.levers.nccl.algo=NVLS"], "job.levers.nccl.algo=NVLS is not one of Ring, Tree."),
+        (["+job.levers.nccl.cta_policy=true"], "job.levers.nccl.cta_policy=true is not one of 0, 1, 2."),
+        (["+job.levers.nccl.max_ctas=true"], "job.levers.nccl.max_ctas=true is not an integer, such as 1."),
+        (
+            ["+job.levers.host.collect_every=0"],
+            "job.levers.host.collect_every=0 cannot be understood; give such as 50 or 200.",
+        ),
+        (
+            ["+job.levers.fsdp2.prefetch=-1"],
+            "job.levers.fsdp2.prefetch=-1 cannot be understood; give such as 1 or 2 or 3.",
+        ),
         (["+job.levers.ddp.bucket_mb=4"], "job.levers.ddp.bucket_mb is not known. Did you mean ddp.bucket_cap_mb?"),
     ],
 )
@@ -131,6 +150,16 @@ def test_options_of_process_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not first.is_high_priority_stream
     third: Any = groups.min_ctas("0-2/2:16", new_group([0, 2]))
     assert (third.config.min_ctas, third.config.max_ctas) == (16, -(2**31))
+
+    # Where the script leaves the backend to PyTorch, get_backend() says "undefined".
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_backend", lambda: "undefined")
+    monkeypatch.setattr(dist, "get_backend_config", lambda parent: "cpu:gloo" if parent else "cpu:gloo,cuda:nccl")
+    fourth: Any = groups.max_ctas(4, new_group([0, 2]))
+    assert fourth.config.max_ctas == 4
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    with pytest.raises(NotHere, match="no process group of NCCL"):
+        groups.max_ctas(4, {"parent_pg": "a group of gloo", "split_ranks": [[0], [1]], "pg_options": None})
 
     with pytest.raises(NotApplicable, match="the script gives max_ctas=8 in pg_options"):
         groups.max_ctas(4, new_group([0], pg_options=first))

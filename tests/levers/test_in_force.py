@@ -86,6 +86,24 @@ def test_levers_are_in_force_and_so_are_their_lines(kind: str, values: dict[str,
     assert [*map(float, norm(by_hand) + norm(plain))] == pytest.approx([first] * 4, rel=1e-4)
 
 
+TWO_OPTIMIZERS = {
+    "optimizer = AdamW(parameters)": "all = [*parameters]\noptimizer, second = AdamW(all[::2]), AdamW(all[1::2])",
+    "    optimizer.step()": "    optimizer.step()\n    second.step()",
+}
+
+
+@pytest.mark.parametrize(
+    "lines", [TWO_OPTIMIZERS, {"    optimizer.step()": "    optimizer.step()\n    overlap_sweep.step()"}]
+)
+def test_a_step_that_ends_twice_is_one(lines: dict[str, str], tmp_path: Path) -> None:
+    script = "import overlap_sweep\n" + TRAINING.read_text().partition('"""\n\n')[2]
+    for line, instead in lines.items():
+        script = script.replace(line, instead)
+    ran = run(tmp_path / "run", script, "ddp", levers={"ddp.no_sync": True}, ranks=1)
+
+    assert (ran.applied, ran.skipped) == ({"ddp.no_sync"}, {})
+
+
 @pytest.mark.end_to_end
 def test_blocks_are_compiled(tmp_path: Path) -> None:
     values: dict[str, Value] = {"host.compile_blocks": True}

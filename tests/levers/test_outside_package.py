@@ -71,7 +71,7 @@ def test_it_is_listed_and_applied(installed: Callable[[str], dict[str, str]], tm
         ("mine.x: {what: x", "while parsing"),
         (ENTRY.replace("  environment: MINE_CHUNK_MB\n", ""), "a lever has one of environment, constructor, call"),
         (ENTRY.replace("kind: number", "kind: length"), "length"),
-        (ENTRY.replace("write: export MINE_CHUNK_MB={value}", "note: x"), "write is missing"),
+        (ENTRY.replace("environment: MINE_CHUNK_MB", "call: x:y").replace("write:", "note:"), "write is missing"),
         (ENTRY.replace("environment: MINE_CHUNK_MB", "argument: --x\n  program: mine"), "program is none of megatron,"),
     ],
 )

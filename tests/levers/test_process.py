@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import gc
+import importlib
+import os
 import sys
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
@@ -13,7 +17,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from overlap_sweep.levers import Value
-from overlap_sweep.levers.process import Levers, live
+from overlap_sweep.levers.ddp import synchronise_last
+from overlap_sweep.levers.fsdp import reshard_after_forward
+from overlap_sweep.levers.process import Levers, NotApplicable, live
 from overlap_sweep.levers.status import LeverStatus, statuses
 
 
@@ -50,6 +56,55 @@ def test_an_argument_that_an_older_version_lacks(tmp_path: Path, monkeypatch: py
         ),
         ("ddp.bucket_cap_mb", "applied", ""),
     ]
+
+
+def test_functions_that_an_older_version_lacks_are_not_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    older = ModuleType("torch.distributed.distributed_c10d")
+    older.init_process_group = older.new_group = lambda backend=None, pg_options=None: None  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, older.__name__, older)
+
+    levers = installed(tmp_path, group__max_ctas="8")
+
+    assert said(tmp_path) == []
+    levers.say_unmet()
+    (only,) = said(tmp_path)
+    assert only == ("group.max_ctas", "skipped", "torch.distributed.distributed_c10d has no split_group")
+
+
+def test_modules_are_found_as_python_finds_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of a package that is installed as editable."""
+    module = "torch.nn.parallel.distributed"
+    file = tmp_path / "somewhere.py"
+    file.write_text(
+        "class DistributedDataParallel:\n    def __init__(self, bucket_cap_mb=None):\n        self.mb = bucket_cap_mb\n"
+    )
+
+    class Finder:
+        @staticmethod
+        def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+            return spec_from_file_location(name, file) if name == module else None
+
+    monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setattr(sys, "meta_path", [Finder, *sys.meta_path])
+    installed(tmp_path, ddp__bucket_cap_mb=4)
+
+    assert importlib.import_module(module).DistributedDataParallel().mb == 4
+
+
+def test_what_a_rank_made_before_it_was_forked_is_applied_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DataLoader, "__init__", DataLoader.__init__)
+    levers = installed(tmp_path, loader__num_workers=1)
+    DataLoader(TensorDataset(torch.ones(2)))
+    if not (child := os.fork()):
+        try:
+            levers.at_end_of_step(1)
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+
+    assert said(tmp_path) == [("loader.num_workers", "applied", "")] * 2
 
 
 @pytest.fixture
@@ -112,7 +167,7 @@ def test_nothing_is_undecided_where_there_is_no_model(tmp_path: Path) -> None:
     made = Levers({"ddp.no_sync": True, "host.collect_every": 1000}, str(tmp_path), override=False)
     assert not made.is_undecided
     try:
-        made.at_end_of_step()
+        made.at_end_of_step(1)
     finally:
         gc.unfreeze()
         gc.enable()
@@ -121,6 +176,35 @@ def test_nothing_is_undecided_where_there_is_no_model(tmp_path: Path) -> None:
         ("ddp.no_sync", "skipped", "this training has made no DistributedDataParallel"),
         ("host.collect_every", "applied", ""),
     ]
+
+
+def test_models_synchronise_again_where_microbatches_change() -> None:
+    model, synchronised = nn.Linear(1, 1), []
+    applying = synchronise_last([model], lambda _, is_last: synchronised.append(is_last))
+    assert next(applying) is False
+    for _ in range(2):
+        model(torch.ones(1))
+        model(torch.ones(1))
+        assert next(applying) is True
+    model(torch.ones(1))
+
+    with pytest.raises(NotApplicable, match="a step had 2, another 1"):
+        next(applying)
+    model(torch.ones(1))
+    assert synchronised == [False, True, False, True]
+
+
+def test_a_model_that_the_script_has_dropped_is_not_found() -> None:
+    model = nn.Bilinear(1, 1, 1)
+    model.itself = [model]  # type: ignore[assignment]
+    del model
+
+    assert live(nn.Bilinear) == []
+
+
+def test_a_value_that_is_typed_as_a_text_is_what_it_says() -> None:
+    values = [reshard_after_forward(value, {"module": nn.Linear(1, 1)}) for value in ("false", True, "True", 8, "08")]
+    assert values == [False, True, True, 8, 8]
 
 
 def test_a_model_is_found_where_the_script_has_frozen_what_it_made() -> None:

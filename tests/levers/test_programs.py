@@ -95,6 +95,11 @@ def test_what_is_another_program_is_not_recognised(line: str, program: str, text
         (f"{MEGATRON} --overlap-grad-reduce", {"megatron__overlap_grad_reduce": False}, MEGATRON),
         (f"{MEGATRON} --ddp-bucket-size=5", {"megatron__ddp_bucket_size": 7}, f"{MEGATRON} --ddp-bucket-size 7"),
         (MEGATRON, {"megatron__tp_comm_overlap": "default"}, f"{MEGATRON} --tp-comm-overlap"),
+        (
+            f"{MEGATRON} --tp-comm-overlap --tp-comm-overlap-cfg a.yaml",
+            {"megatron__tp_comm_overlap": "default"},
+            f"{MEGATRON} --tp-comm-overlap",
+        ),
         (TITAN, {"torchtitan__compile": True}, f"{TITAN} --compile.enable"),
         (f"{TITAN} --compile.enable", {"torchtitan__compile": False}, f"{TITAN} --compile.no-enable"),
         (
@@ -148,6 +153,11 @@ def test_deepspeed_is_given_a_changed_file() -> None:
             "the command gives --ddp-bucket-size itself (5); add job.levers_override=true to replace it",
         ),
         (MEGATRON, {"megatron__overlap_param_gather": True}, "it needs --overlap-grad-reduce"),
+        (
+            f"{MEGATRON} --sequence-parallel --tp-comm-overlap --tp-comm-overlap-cfg a.yaml",
+            {"megatron__tp_comm_overlap": "default"},
+            "the command gives --tp-comm-overlap itself (true, a.yaml)",
+        ),
         (
             f"{MEGATRON} --overlap-grad-reduce --ddp-num-buckets 4",
             {"megatron__ddp_bucket_size": 7},

@@ -599,7 +599,7 @@ class LateLevers:
     def __init__(self, steps: int) -> None:
         self.left = steps
 
-    def at_end_of_step(self) -> None:
+    def at_end_of_step(self, step: int) -> None:
         self.left -= 1
 
     @property
