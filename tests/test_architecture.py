@@ -22,9 +22,10 @@ MAY_IMPORT = {
     "measure": BELOW_RESULTS | {"results"},
     "backends": BELOW_RESULTS | {"results", "measure"},
     "report": BELOW_RESULTS | {"results"},
-    "study": BELOW_RESULTS | {"results", "report", "effects"},
+    "study": BELOW_RESULTS | {"results", "report", "effects", "predict"},
     "store": BELOW_RESULTS | {"results"},
-    "workloads": BELOW_RESULTS | {"results", "measure", "backends", "report", "study", "effects", "recorder", "levers"},
+    "workloads": BELOW_RESULTS
+    | {"results", "measure", "backends", "report", "study", "effects", "predict", "recorder", "levers"},
     "runtime": BELOW_RESULTS | {"results", "measure", "backends", "report", "workloads", "store"},
     "search": BELOW_RESULTS | {"results", "measure", "backends", "report", "workloads", "runtime"},
     "compare": BELOW_RESULTS | {"results", "report", "workloads", "store"},

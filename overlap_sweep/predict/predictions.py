@@ -83,7 +83,7 @@ def _number(value: str) -> float:
 
 def _flag(apply: Callable[[StepGraph], None], wanted: str, graph: StepGraph, value: str) -> None:
     if value.lower() != wanted:
-        raise UserError(f"{value} is not predicted; give {wanted}.")
+        raise CannotTell(f"{value} is not predicted, only {wanted}.")
     apply(graph)
 
 

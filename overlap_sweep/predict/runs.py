@@ -7,12 +7,17 @@ from pathlib import Path
 
 import msgspec
 
+from overlap_sweep.cache import code_digest
 from overlap_sweep.diagnosis.arrivals import arrivals
 from overlap_sweep.diagnosis.exposure import exposure_of
 from overlap_sweep.diagnosis.losses import views_of
 from overlap_sweep.diagnosis.runs import facts_of_ranks, grouped, read_ranks
 from overlap_sweep.predict.graph import StepGraph, graph_of
+from overlap_sweep.predict.predictions import Prediction, predict
 from overlap_sweep.predict.replay import replay_error
+from overlap_sweep.trace.files import cache, cached, key_of
+
+_KIND = "predictions"
 
 MOST_ERROR = 0.001
 """Share of a step by which the replay of a graph may miss it."""
@@ -45,4 +50,21 @@ def graphs(paths: Sequence[Path]) -> list[RunGraph]:
             if abs(replay_error(graph)) > MOST_ERROR:
                 graph = graph_of(views, met, held=False)
         found.append(RunGraph(name, own[0].parent, graph, [file.problem for file in files if file.problem]))
+    return found
+
+
+def predictions_of(paths: Sequence[Path], changes: Sequence[str]) -> dict[str, Prediction]:
+    """Returns the prediction for each change from the traces of one run, which are cached; empty if they cannot be
+    read, or hold no step."""
+    keys = [key_of(path) for path in paths]
+    code = " ".join(map(code_digest, (__package__, "overlap_sweep.diagnosis")))
+    key = f"{code} {list(map(str, paths))} {keys} {sorted(changes)}" if all(keys) else None
+    if key and (kept := cached(_KIND, key, dict[str, Prediction])):
+        return kept
+    found = {}
+    for run in graphs(paths):
+        if run.graph and run.graph.nodes:
+            found = dict(zip(changes, predict(run.graph, changes), strict=True))
+    if key and found:
+        cache(_KIND, key, found)
     return found

@@ -19,6 +19,7 @@ from overlap_sweep.report.section import Exhibit, File
 from overlap_sweep.report.table import PointRow, Table
 from overlap_sweep.results.comparable import Key, Sample
 from overlap_sweep.results.gain import Gain
+from overlap_sweep.results.measured import Scalar
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.provenance import different_environments
 from overlap_sweep.results.run_directory import Result
@@ -216,6 +217,11 @@ class Study(ABC, Generic[C, R]):
     def effect_entry(self, option: str) -> str | None:
         """Returns the entry of effects/settings.yaml by which one sees an option; empty if traces do not show it, None
         if its name says it."""
+        return None
+
+    def change(self, option: str, value: Scalar) -> str | None:
+        """Returns the change, as `predict` names it, that an option makes of a setting without it; None if that is not
+        predicted."""
         return None
 
     def roles(self, option: str) -> Collection[Role]:

@@ -69,6 +69,7 @@ def point_row(study: Study[C, R], point: Point, placed: R) -> R:
         placed.standing,
         effect=placed.effect,
         equality=placed.equality,
+        prediction=placed.prediction,
     )
 
 

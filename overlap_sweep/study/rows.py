@@ -13,6 +13,7 @@ from overlap_sweep.study.settings import Options
 
 if TYPE_CHECKING:
     from overlap_sweep.effects.comparison import Effect
+    from overlap_sweep.predict.predictions import Prediction
     from overlap_sweep.study.equality import Equality
 
 
@@ -66,6 +67,8 @@ class SettingRow(Generic[T]):
     """Its differences from the reference in what ran; None without traces of both."""
     equality: "Equality | None" = None
     """Whether it computes the same as the reference; None where that does not matter."""
+    prediction: "Prediction | None" = None
+    """What a step was to take, as the reference's traces show; None for settings of which nothing is predicted."""
 
     @property
     def step(self) -> Estimate:

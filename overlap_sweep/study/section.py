@@ -25,6 +25,7 @@ from overlap_sweep.study.analysis import analyse, point_row
 from overlap_sweep.study.effects import with_effects
 from overlap_sweep.study.equality import with_equality
 from overlap_sweep.study.exhibits import exhibits
+from overlap_sweep.study.predictions import in_words, with_predictions
 from overlap_sweep.study.words import card, cautions, sentences
 
 T = TypeVar("T")
@@ -69,6 +70,15 @@ RESULTS: Row = Column(
     header="results",
     words=lambda row: {"unknown": UNDEFINED}.get(row.equality.verdict, row.equality.verdict) if row.equality else "",
     dropped=6,
+)
+PREDICTED: Row = Column(
+    "predicted",
+    lambda row: row.prediction and row.prediction.predicted_us and row.prediction.step_us / row.prediction.predicted_us,
+    "Speedup over the reference that was predicted from the reference's traces (docs/predict.md); empty if it cannot "
+    "be told.",
+    header="predicted",
+    words=lambda row: in_words(row.prediction) if row.prediction else "",
+    dropped=9,
 )
 CHOSEN: Row = attribute("chosen", "The best setting among those that are compared.", "flag", queried=True)
 NOTE: Row = attribute("", "", "text", "note", header="note", style="reason")
@@ -184,7 +194,7 @@ def section(study: Study[C, R], sources: Sources) -> Section | None:
     analyses = analyse(study, ok, sources.records.knobs)
     analyses = with_equality(study, analyses)
     if study.shows_effects:
-        analyses = with_effects(study, analyses)
+        analyses = with_predictions(study, with_effects(study, analyses))
     placed = {point.directory: row for one in analyses for row in one.rows for point in row.points}
     rows: list[PointRow[R]] = [
         PointRow(point, root, point_row(study, point, placed[point.directory]) if point.status == "ok" else None)

@@ -23,7 +23,7 @@ from overlap_sweep.results.traces import drawn_trace, on_nodes
 from overlap_sweep.study import STEP, Bar, Study
 from overlap_sweep.study.equality import Seen
 from overlap_sweep.study.exhibits import sides
-from overlap_sweep.study.settings import Options
+from overlap_sweep.study.settings import Options, Scalar
 from overlap_sweep.workloads.job import command
 from overlap_sweep.workloads.job.config import Resolved
 from overlap_sweep.workloads.job.result import JobRun
@@ -51,6 +51,10 @@ is rounded to 16 bits on its way, or comes from other data, differs by more."""
 FEW_STEPS = 5
 UNEVEN = 0.05
 """Share by which the mean exceeds the median from which on steps are said to vary."""
+
+
+_CHANGES = dict.fromkeys((CONNECTIONS, f"{VARIABLES}CUDA_DEVICE_MAX_CONNECTIONS"), "env.CUDA_DEVICE_MAX_CONNECTIONS")
+"""Changes that `predict` knows, by options with another name than theirs."""
 
 
 class JobStudy(Study[JobCase, JobRow]):
@@ -148,6 +152,13 @@ class JobStudy(Study[JobCase, JobRow]):
 
     def effect_entry(self, option: str) -> str | None:
         return levers.effect_entry(option)
+
+    def change(self, option: str, value: Scalar) -> str | None:
+        # Imported here, because numpy is only needed to read traces.
+        from overlap_sweep.predict.predictions import CHANGES
+
+        name = _CHANGES.get(option, option.removeprefix(levers.OPTION))
+        return f"{name}={command.in_words(value)}" if name in CHANGES else None
 
     def to_use(self, analysis: Analysis) -> str:
         return command.command_line(analysis.best.points[0].config_as(Resolved))

@@ -132,8 +132,8 @@ MEASURED = (
     attribute("loss_of_step", "The loss that overlap_sweep.step(loss) was given at that step, mean of the ranks."),
     attribute("launch_bound", kind="flag"),
 )
-CHECKED = (section.EFFECT, section.RESULTS)
-"""What it changed in what ran, and in what was computed."""
+CHECKED = (section.EFFECT, section.RESULTS, section.PREDICTED)
+"""What it changed in what ran and in what was computed, and what was expected of it."""
 TABLE = points_table(
     "jobs",
     "one row per point",
