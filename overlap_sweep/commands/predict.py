@@ -16,6 +16,7 @@ from overlap_sweep.report.table import Listing, Row, Table, item
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from overlap_sweep.predict.graph import StepGraph
     from overlap_sweep.predict.predictions import Prediction
     from overlap_sweep.predict.runs import RunGraph
 
@@ -46,8 +47,9 @@ PREDICTIONS: Table[Row] = Table(
         ),
         _text("reason", "Why it cannot be told, or what else to know.", "note", dropped=2),
         item("measured_us", "Time of a step of the recording --against.", "measured us", dropped=3),
-        item("error", "predicted_us / measured_us - 1.", "error", dropped=3),
+        item("error", "predicted_us / measured_us - 1.", "error", dropped=3, show="{:+.1%}".format),
         item("within", "Whether measured_us is from low_us to high_us.", "in interval", kind="flag", dropped=3),
+        _text("wrong", "Parts of the step that take longer or shorter than predicted.", "wrong", dropped=3),
     ),
 )
 TABLES = {"predictions": PREDICTIONS}
@@ -116,27 +118,32 @@ def predicted_rows(
         parsed(each)
     traces, problems = find_traces(paths)
     runs = graphs(traces)
-    measured_us = None if against is None else _step_us(graphs(find_traces([against])[0]), against)
+    other = None if against is None else _only(graphs(find_traces([against])[0]), against)
     known = [(run.name, run.graph) for run in runs if run.graph]
     rows = [
-        {"run": name, **msgspec.structs.asdict(one), **_compared(one, measured_us)}
+        {"run": name, **msgspec.structs.asdict(one), **_compared(one, other)}
         for name, graph in known
         for one in predictions(graph, change)
     ]
     return rows, [name for name, _ in known], [*problems, *(problem for run in runs for problem in run.problems)]
 
 
-def _step_us(runs: list[RunGraph], directory: Path) -> float:
-    from overlap_sweep.predict.replay import recorded, step_us
-
+def _only(runs: list[RunGraph], directory: Path) -> StepGraph:
     graphs = [run.graph for run in runs if run.graph]
     if len(graphs) != 1:
         raise UserError(f"--against {directory} has {len(graphs)} runs; give the traces of one.")
-    return step_us(graphs[0], recorded(graphs[0]))
+    return graphs[0]
 
 
-def _compared(one: Prediction, measured_us: float | None) -> dict[str, object]:
-    if measured_us is None or one.predicted_us is None or one.low_us is None or one.high_us is None:
-        return {"measured_us": measured_us, "error": None, "within": None}
-    error = one.predicted_us / measured_us - 1
-    return {"measured_us": measured_us, "error": error, "within": one.low_us <= measured_us <= one.high_us}
+def _compared(one: Prediction, other: StepGraph | None) -> dict[str, object]:
+    from overlap_sweep.predict.predictions import where_wrong
+    from overlap_sweep.predict.replay import recorded, step_us
+
+    found: dict[str, object] = dict.fromkeys(("measured_us", "error", "within", "wrong"))
+    if other is not None:
+        measured_us = found["measured_us"] = step_us(other, recorded(other))
+        if one.predicted_us is not None and one.low_us is not None and one.high_us is not None:
+            found["error"] = one.predicted_us / measured_us - 1
+            found["within"] = one.low_us <= measured_us <= one.high_us
+            found["wrong"] = where_wrong(one, other)
+    return found

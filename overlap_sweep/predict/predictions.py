@@ -14,11 +14,20 @@ from typing import Literal
 
 import msgspec
 
-from overlap_sweep.diagnosis import NEVER, as_share
+from overlap_sweep.diagnosis import NEVER, as_share, as_time
 from overlap_sweep.errors import UserError
 from overlap_sweep.predict import changes
 from overlap_sweep.predict.graph import CannotTell, StepGraph
-from overlap_sweep.predict.replay import POWER, Replayed, recorded, replay, replay_at_power, step_us
+from overlap_sweep.predict.replay import (
+    POWER,
+    Replayed,
+    kind_of,
+    parts_us,
+    recorded,
+    replay,
+    replay_at_power,
+    step_us,
+)
 
 NOISE, NOISE_ON_CPU = 0.025, 0.1
 """Least half of an interval, as a share of the step: recordings of equal settings differ by so much."""
@@ -54,6 +63,8 @@ class Prediction(msgspec.Struct, kw_only=True):
     reason: str
     """Why it cannot be told, or what else to know."""
     status: Status
+    parts_us: dict[str, float] = {}
+    """What each kind takes of the changed step, as `replay.parts_us`."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +186,7 @@ def _predicted(graph: StepGraph, change: str) -> Prediction:
     singles = parsed(change)
     original_us = step_us(graph, recorded(graph))
 
-    def answer(status: Status, times: list[float], critical: str, reason: str) -> Prediction:
+    def answer(status: Status, times: list[float], critical: str, reason: str, parts: dict[str, float]) -> Prediction:
         usual, low, high = times or (None,) * 3
         return Prediction(
             change=change,
@@ -187,6 +198,7 @@ def _predicted(graph: StepGraph, change: str) -> Prediction:
             critical=critical,
             reason=reason,
             status=status,
+            parts_us=parts,
         )
 
     overlaps = any(one.overlaps for one, _ in singles)
@@ -204,15 +216,35 @@ def _predicted(graph: StepGraph, change: str) -> Prediction:
             for other in [_changed(graph, singles, contention, cost)]
         ]
     except CannotTell as error:
-        return answer("cannot tell", [], "", str(error))
+        return answer("cannot tell", [], "", str(error), {})
     predicted_us, half_us = (
         step_us(usual, times),
         max(_noise_us(graph), (NOISE if graph.on_device else NOISE_ON_CPU) * original_us),
     )
     low_us, high_us = min(*spread_us, predicted_us) - half_us, max(*spread_us, predicted_us) + half_us
-    if any(one.is_bound for one, _ in singles):
-        return answer("bound", [predicted_us, low_us, max(high_us, original_us)], critical_path(usual, times), notes)
-    return answer("predicted", [predicted_us, max(low_us, 0.0), high_us], critical_path(usual, times), notes)
+    status: Status = "bound" if any(one.is_bound for one, _ in singles) else "predicted"
+    if status == "bound":
+        high_us = max(high_us, original_us)
+    found = [predicted_us, max(low_us, 0.0), high_us]
+    return answer(status, found, critical_path(usual, times), notes, parts_us(usual, times))
+
+
+DIFFERS = 0.005
+"""Least difference, as a share of the step, that is named of a prediction that was checked."""
+
+
+def where_wrong(prediction: Prediction, graph: StepGraph) -> str:
+    """Returns which parts of the changed step take longer or shorter than predicted, the largest difference first.
+    `graph`: that of a recording with the change."""
+    measured_us = parts_us(graph, recorded(graph))
+    more_us = {
+        name: measured_us.get(name, 0.0) - prediction.parts_us.get(name, 0.0)
+        for name in {*measured_us, *prediction.parts_us}
+    }
+    named = sorted(
+        (one for one in more_us.items() if abs(one[1]) >= DIFFERS * prediction.step_us), key=lambda one: -abs(one[1])
+    )
+    return "; ".join(f"{name} {as_time(abs(us))} {'more' if us > 0 else 'less'} than predicted" for name, us in named)
 
 
 def _as_recorded(graph: StepGraph, original: StepGraph, power: float) -> Replayed:
@@ -280,12 +312,7 @@ def _critical_shares(graph: StepGraph, times: Replayed) -> dict[str, float]:
     while place != NEVER and until_ns > first_ns:
         node, before = graph.nodes[place], times.waited_for[place]
         since_ns = max(times.moved_ns[place], first_ns)
-        if node.kind == "comm" and node.call:
-            name = f"{node.call.collective} {node.pass_}".strip()
-        elif node.kind == "compute":
-            name = "GEMMs" if node.is_gemm else "other computation"
-        else:
-            name = "launches"
+        name = kind_of(node)
         spent[name] += max(until_ns - since_ns, 0.0)
         if before != NEVER:
             is_late_rank = node.meeting != NEVER and graph.nodes[before].meeting == node.meeting

@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from overlap_sweep.diagnosis import NEVER
-from overlap_sweep.predict.graph import CannotTell, Kind, StepGraph
+from overlap_sweep.predict.graph import CannotTell, Kind, Node, StepGraph
 
 
 class Replayed(NamedTuple):
@@ -141,7 +141,14 @@ def replay(graph: StepGraph) -> Replayed:
 def recorded(graph: StepGraph) -> Replayed:
     """Returns when everything ran."""
     starts_ns, ends_ns = ([node.recorded_ns[i] for node in graph.nodes] for i in (0, 1))
-    return Replayed(starts_ns, ends_ns, starts_ns, [NEVER] * len(starts_ns))
+    last_ns: dict[int, float] = defaultdict(float)
+    for node in graph.nodes:
+        last_ns[node.meeting] = max(last_ns[node.meeting], node.recorded_ns[0])
+    moved_ns = [
+        node.recorded_ns[0] if node.meeting == NEVER else min(last_ns[node.meeting], node.recorded_ns[1])
+        for node in graph.nodes
+    ]
+    return Replayed(starts_ns, ends_ns, moved_ns, [NEVER] * len(starts_ns))
 
 
 def step_us(graph: StepGraph, times: Replayed) -> float:
@@ -155,6 +162,35 @@ def step_us(graph: StepGraph, times: Replayed) -> float:
             last[node.rank] = max(last[node.rank], end_ns)
     spans = (end - start for start, end in zip(first, last, strict=True))
     return max(spans) / max(len(graph.steps), 1) / 1000
+
+
+def parts_us(graph: StepGraph, times: Replayed) -> dict[str, float]:
+    """Returns what each kind takes of a step, the mean over the steps and ranks: GEMMs, other computation, each
+    collective from when its last rank has come, and the time in which nothing computes. At the same time they count for
+    each."""
+    took: dict[str, float] = defaultdict(float)
+    until_ns = [float("-inf")] * graph.ranks
+    running = [place for place, node in enumerate(graph.nodes) if node.kind in ("compute", "comm")]
+    for place in sorted(running, key=lambda place: times.starts_ns[place]):
+        node = graph.nodes[place]
+        took[kind_of(node)] += times.ends_ns[place] - times.moved_ns[place]
+        if node.kind == "compute":
+            if until_ns[node.rank] > float("-inf"):
+                took[NOTHING_COMPUTES] += max(0.0, times.starts_ns[place] - until_ns[node.rank])
+            until_ns[node.rank] = max(until_ns[node.rank], times.ends_ns[place])
+    return {name: time_ns / max(graph.ranks * len(graph.steps), 1) / 1000 for name, time_ns in took.items()}
+
+
+NOTHING_COMPUTES = "nothing computes"
+
+
+def kind_of(node: Node) -> str:
+    """Returns what a node counts as, such as `GEMMs` or `all_reduce bwd`."""
+    if node.kind == "comm" and node.call:
+        return f"{node.call.collective} {node.pass_}".strip()
+    if node.kind == "compute":
+        return "GEMMs" if node.is_gemm else "other computation"
+    return "launches"
 
 
 def replay_error(graph: StepGraph) -> float:

@@ -59,6 +59,7 @@ def test_a_recording_with_the_change_is_compared(recorded: Path) -> None:
     assert one["measured_us"] == pytest.approx(11239.7, abs=1)
     assert one["error"] == pytest.approx(one["predicted_us"] / one["measured_us"] - 1)
     assert one["within"]
+    assert one["wrong"] == "GEMMs 635 us more than predicted"
 
 
 @pytest.mark.parametrize(
