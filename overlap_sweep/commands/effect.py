@@ -9,6 +9,7 @@ import msgspec
 import typer
 
 from overlap_sweep.commands.output import fail_for, print_warning
+from overlap_sweep.declared import shown
 from overlap_sweep.errors import UserError
 from overlap_sweep.report.numbers import some_of, visible, visible_json
 
@@ -138,7 +139,7 @@ def _flat(value: Any, name: str) -> Any:
         for key, own in value.items():
             yield from _flat(own, f"{name}.{key}" if name else str(key))
     elif name not in RUNS_DIFFER:
-        yield name, "null" if value is None else str(value)
+        yield name, shown(value)
 
 
 def _print(one: Effect) -> None:

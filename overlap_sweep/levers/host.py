@@ -130,10 +130,10 @@ def compile_blocks(_: bool) -> None:
         )
     if live(OptimizedModule) or any(getattr(block, "_compiled_call_impl", None) for block in blocks):
         raise NotApplicable("the script compiles its model itself")
-    if own := next((type(one) for one in blocks if type(one).__module__.startswith("torch.nn.")), None):
+    if own := next((type(one) for one in blocks if type(one).forward.__module__.startswith("torch.nn.")), None):
         # Seen with 2.13: it captures no graph of a module whose forward is torch's own code.
         raise NotApplicable(
-            f"the repeated blocks are {own.__name__}, a class of torch's own, with which compile() does nothing"
+            f"the repeated blocks are {own.__name__}, whose forward is torch's own, with which compile() does nothing"
         )
     for block in blocks:
         block.compile()

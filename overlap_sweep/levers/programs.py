@@ -125,8 +125,13 @@ def written(lever: Lever, value: Value) -> str:
     """Returns what the user writes into the command, or into DeepSpeed's JSON file."""
     made = change(lever, value)
     if lever.program == "deepspeed":
-        return json.dumps(json.loads(changed_json("{}", [made])))
+        return json_to_write([made])
     return " ".join(made.words) or f"no {lever.argument}"
+
+
+def json_to_write(changes: Iterable[Change]) -> str:
+    """Returns what the user writes into DeepSpeed's JSON file, in one line."""
+    return json.dumps(json.loads(changed_json("{}", changes)))
 
 
 def script_of(words: Sequence[str]) -> str:

@@ -81,13 +81,18 @@ def test_blocks_are_those_of_the_outermost_container(layers: nn.Module) -> None:
     assert host.repeated_blocks(modules) == [*layers.children()]
 
 
-def test_blocks_of_a_class_of_torchs_own_are_left_since_compile_does_nothing_with_them(
-    monkeypatch: pytest.MonkeyPatch,
+class Named(nn.Sequential):
+    """Has no forward of its own."""
+
+
+@pytest.mark.parametrize("kind", [nn.Sequential, Named])
+def test_blocks_whose_forward_is_torchs_own_are_left_since_compile_does_nothing_with_them(
+    kind: type[nn.Sequential], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = nn.Sequential(*[nn.Sequential(nn.Linear(2, 2), nn.ReLU()) for _ in range(2)])
+    model = nn.Sequential(*[kind(nn.Linear(2, 2), nn.ReLU()) for _ in range(2)])
     monkeypatch.setattr(host, "live", lambda kind: [*model.modules()] if kind is nn.Module else [])
 
-    with pytest.raises(NotApplicable, match="are Sequential, a class of torch's own"):
+    with pytest.raises(NotApplicable, match=f"are {kind.__name__}, whose forward is torch's own"):
         host.compile_blocks(True)
 
     assert all(block._compiled_call_impl is None for block in model)

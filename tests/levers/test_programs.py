@@ -185,6 +185,8 @@ def test_deepspeed_is_given_a_changed_file() -> None:
             {"transformers__dataloader_prefetch_factor": 2},
             "it needs --dataloader",
         ),
+        (f"{TRAINER} --deepspeed ds.json", {"transformers__ddp_bucket_cap_mb": 1}, "it does not go with --deepspeed"),
+        (f"{TRAINER} --fsdp full_shard", {"transformers__ddp_static_graph": True}, "it does not go with --fsdp"),
     ],
 )
 def test_what_cannot_be_applied_is_refused_with_the_reason(line: str, values: dict[str, Value], said: str) -> None:

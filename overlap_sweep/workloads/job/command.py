@@ -353,12 +353,24 @@ def in_processes(point: Resolved) -> dict[str, levers.Value]:
     return {name: value for name, value in _known_levers(point).items() if levers.levers()[name].is_in_process}
 
 
+def in_json(point: Resolved) -> dict[str, levers.Value]:
+    """Returns the point's levers that are applied in a copy of DeepSpeed's JSON file, whose own name the command line
+    has."""
+    return {name: value for name, value in _known_levers(point).items() if levers.levers()[name].program == "deepspeed"}
+
+
+def json_file(point: Resolved) -> str:
+    """Returns the name of DeepSpeed's JSON file in the command."""
+    return programs.json_file(split(point.job.command, _by_hand(point), "job.command"))
+
+
 def to_write(point: Resolved) -> str:
     """Returns the lines for the script, or for DeepSpeed's JSON file, that do what those levers did; empty if there are
     none."""
-    known = {name: levers.levers()[name] for name in _known_levers(point)}
-    lacking = {name for name, one in known.items() if one.is_in_process or one.program == "deepspeed"}
-    return "\n".join(known[name].written(value) for name, value in _known_levers(point).items() if name in lacking)
+    lines = [levers.levers()[name].written(value) for name, value in in_processes(point).items()]
+    if changed := in_json(point):
+        lines.append(programs.json_to_write(programs.change(levers.levers()[name], changed[name]) for name in changed))
+    return "\n".join(lines)
 
 
 def _known_levers(point: Resolved) -> dict[str, levers.Value]:

@@ -169,9 +169,12 @@ class JobStudy(Study[JobCase, JobRow]):
     def sentences(self, analysis: Analysis) -> Iterator[str]:
         """Yields what the command alone lacks, and how much communication is exposed with the best setting and with the
         reference."""
-        if lacking := command.in_processes(analysis.best.points[0].config_as(Resolved)):
-            options = some_of(f"+{levers.OPTION}{name}={command.in_words(value)}" for name, value in lacking.items())
-            yield f"The command alone lacks what {options} changed in the script's processes."
+        point = analysis.best.points[0].config_as(Resolved)
+        if lacking := command.in_processes(point):
+            yield f"The command alone lacks what {_as_options(lacking)} changed in the script's processes."
+        if lacking := command.in_json(point):
+            file = command.json_file(point)
+            yield f"The command alone lacks what {_as_options(lacking)} changed in a copy of {file}."
         rows = {row.setting: row.exposed_fraction for row in analysis.shown_first}
         known = [f"{as_percent(share)} with {setting}" for setting, share in rows.items() if share is not None]
         if known:
@@ -266,6 +269,10 @@ class JobStudy(Study[JobCase, JobRow]):
         tokens = int(run.tokens_per_step) if run.tokens_per_step else None
         sample = Sample((run.step,), None, run.unit or STEP, tokens)
         return {f"{ranks}{on_nodes(point.nodes)}, {NAMING.in_words(options_of(point))}": sample}
+
+
+def _as_options(values: Mapping[str, levers.Value]) -> str:
+    return some_of(f"+{levers.OPTION}{name}={command.in_words(value)}" for name, value in values.items())
 
 
 def _printed(text: str, rounding: float) -> Seen:

@@ -83,6 +83,15 @@ def test_points_are_known_by_their_own_results(tmp_path: Path) -> None:
     ]
 
 
+def test_values_are_said_as_they_are_typed(tmp_path: Path) -> None:
+    run(tmp_path, None, 100_000.0, blocks=24)
+    run(tmp_path, None, 90_000.0, blocks=24, chosen={"fsdp2": {"reshard_after_forward": False}})
+
+    ran = analyze("effect", tmp_path / "job_4", "--against", tmp_path / "job_0").stdout
+
+    assert "job.levers.fsdp2.reshard_after_forward=false: not in force" in ran
+
+
 def test_what_a_setting_changed_is_in_its_row(tmp_path: Path) -> None:
     run(tmp_path, None, 100_000.0, blocks=24)
     run(tmp_path, 4, 90_000.0, blocks=4)

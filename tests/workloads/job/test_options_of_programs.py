@@ -104,6 +104,14 @@ def test_deepspeed_runs_with_a_changed_copy(folder: Path) -> None:
     # The file is the user's to change.
     assert command.command_line(made) == "python t.py --deepspeed_config ds.json"
     assert command.to_write(made) == '{"zero_optimization": {"reduce_bucket_size": 1000}}'
+    assert command.json_file(made) == "ds.json"
+
+
+def test_what_to_write_into_deepspeeds_file_is_one_object() -> None:
+    made = point(DEEPSPEED, BUCKET, "+job.levers.ddp.no_sync=true", "+job.levers.deepspeed.overlap_comm=true")
+    *lines, last = command.to_write(made).splitlines()
+    assert json.loads(last) == {"zero_optimization": {"reduce_bucket_size": 1000, "overlap_comm": True}}
+    assert "no_sync()" in "".join(lines)
 
 
 def test_a_run_is_given_the_copy(folder: Path) -> None:
