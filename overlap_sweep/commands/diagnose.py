@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from overlap_sweep.commands import output
-from overlap_sweep.commands.frames import read_runs_of_nodes
+from overlap_sweep.commands.frames import diagnosed_rows, read_runs_of_nodes
 from overlap_sweep.diagnosis.causes import CAUSES
 from overlap_sweep.report.console import print_table
-from overlap_sweep.report.diagnosis import TABLE_BY, TABLES, print_diagnosis, warnings_of
+from overlap_sweep.report.diagnosis import TABLES, print_diagnosis, warnings_of
+from overlap_sweep.report.numbers import as_us
 from overlap_sweep.report.table import Listing
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from overlap_sweep.predict.predictions import Prediction
 
 
 class Rows(StrEnum):
@@ -79,14 +82,15 @@ def diagnose(
     runs, problems, warnings = read_runs_of_nodes(paths, ranks_per_node)
     for warning in (*warnings, *warnings_of(runs)):
         output.print_warning(warning)
-    table, rows_of = TABLE_BY[by]
-    rows, diagnoses = rows_of(runs), [run.found for run in runs if run.found]
+    table, rows, mends = diagnosed_rows(runs, by)
+    diagnoses = [(run.name, run.found) for run in runs if run.found]
     frame = table.frame(rows)
 
     def show(console: Console) -> None:
         if by is Rows.finding:
-            for one in diagnoses:
-                print_diagnosis(one, console)
+            for name, found in diagnoses:
+                sentences = {cause: predicted_in_words(mend) for cause, mend in mends[name].items()}
+                print_diagnosis(found, console, sentences)
             return
         for run, same in groupby(rows, key=itemgetter("run")):
             own = list(same)
@@ -97,3 +101,13 @@ def diagnose(
         output.print_rows(frame, format, show)
     output.fail_for(problems)
     output.fail_if(fail_expressions, frame)
+
+
+def predicted_in_words(mend: Prediction) -> str:
+    """Returns what a change is predicted to gain, in a sentence."""
+    low_us, high_us = ((mend.step_us - time_us) for time_us in (mend.high_us or 0.0, mend.low_us or 0.0))
+    bound = " at most" if mend.status == "bound" else ""
+    return (
+        f"Predicted: {mend.change} gains{bound} {as_us(mend.gain_us or 0.0)} us of {as_us(mend.step_us)} "
+        f"({as_us(low_us)} to {as_us(high_us)})."
+    )

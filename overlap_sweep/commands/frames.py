@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from overlap_sweep.diagnosis.runs import Run
+    from overlap_sweep.predict.predictions import Prediction
     from overlap_sweep.trace import PartRow, PhaseSummary, TraceRow
     from overlap_sweep.trace.files import TraceFile
 
@@ -191,8 +192,24 @@ def read_diagnosis(
     if not any(run.found for run in runs):
         raise UserError(" ".join(problems) or NOTHING_GIVEN)
     _warn([*problems, *unknown, *warnings_of(runs)])
+    table, rows, _ = diagnosed_rows(runs, by)
+    return table.frame(rows)
+
+
+def diagnosed_rows(runs: Sequence[Run], by: str) -> tuple[Table[Row], list[Row], dict[str, dict[str, Prediction]]]:
+    """Returns the table of a diagnosis and its rows; and of findings by run and cause the change that is predicted to
+    mend it best."""
+    # Imported here, because numpy is only needed to read traces.
+    from overlap_sweep.predict.runs import mends_of
+    from overlap_sweep.report.diagnosis import TABLE_BY
+
     table, rows_of = TABLE_BY[by]
-    return table.frame(rows_of(runs))
+    rows = rows_of(runs)
+    mends = {run.name: mends_of(run) for run in runs if run.found} if by == "finding" else {}
+    for row in rows if mends else ():
+        if mend := mends[row["run"]].get(row["cause"]):
+            row |= {"predicted_us": mend.gain_us, "change": mend.change}
+    return table, rows, mends
 
 
 def read_prediction(*paths: Path | str, changes: Sequence[str] = ()) -> pd.DataFrame:

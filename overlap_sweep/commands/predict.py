@@ -47,7 +47,7 @@ PREDICTIONS: Table[Row] = Table(
         ),
         _text("reason", "Why it cannot be told, or what else to know.", "note", dropped=2),
         item("measured_us", "Time of a step of the recording --against.", "measured us", dropped=3),
-        item("error", "predicted_us / measured_us - 1.", "error", dropped=3, show="{:+.1%}".format),
+        item("error_share", "predicted_us / measured_us - 1.", "error", dropped=3, show="{:+.1%}".format),
         item("within", "Whether measured_us is from low_us to high_us.", "in interval", kind="flag", dropped=3),
         _text("wrong", "Parts of the step that take longer or shorter than predicted.", "wrong", dropped=3),
     ),
@@ -139,11 +139,11 @@ def _compared(one: Prediction, other: StepGraph | None) -> dict[str, object]:
     from overlap_sweep.predict.predictions import where_wrong
     from overlap_sweep.predict.replay import recorded, step_us
 
-    found: dict[str, object] = dict.fromkeys(("measured_us", "error", "within", "wrong"))
+    found: dict[str, object] = dict.fromkeys(("measured_us", "error_share", "within", "wrong"))
     if other is not None:
         measured_us = found["measured_us"] = step_us(other, recorded(other))
         if one.predicted_us is not None and one.low_us is not None and one.high_us is not None:
-            found["error"] = one.predicted_us / measured_us - 1
+            found["error_share"] = one.predicted_us / measured_us - 1
             found["within"] = one.low_us <= measured_us <= one.high_us
             found["wrong"] = where_wrong(one, other)
     return found

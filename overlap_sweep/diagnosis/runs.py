@@ -55,6 +55,8 @@ class Run(msgspec.Struct, kw_only=True):
     """Ranks with no trace, or one that could not be read."""
     found: Found | None
     """None if no trace could be read."""
+    facts: list[RankFacts] = []
+    """Of the ranks, if they were read and not found in the cache."""
 
 
 class RankRead(msgspec.Struct):
@@ -90,11 +92,12 @@ def read_runs(paths: Sequence[Path], ranks_per_node: Mapping[Path, int] | None =
         files = [read[path].file if path in read else known[path] for path in own]
         by_rank = {rank: file for file in files if (rank := rank_of(file)) is not None}
         missing = missing_ranks(by_rank) if by_rank else []
-        if not known_runs[name] and (facts := facts_of_ranks(files, read, per_node)):
+        facts = [] if known_runs[name] else facts_of_ranks(files, read, per_node)
+        if facts:
             known_runs[name] = _found(name, files, facts, missing)
             if (key := cache_keys[name]) and all(is_of(keys[file.path], file) for file in files):
                 cache(_KIND, key, known_runs[name])
-        found.append(Run(name=name, files=files, missing=missing, found=known_runs[name]))
+        found.append(Run(name=name, files=files, missing=missing, found=known_runs[name], facts=facts))
     return found
 
 

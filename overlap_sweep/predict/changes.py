@@ -15,7 +15,6 @@ from overlap_sweep.diagnosis.collectives import REDUCTIONS
 from overlap_sweep.predict.costs import costs_of, family_of
 from overlap_sweep.predict.graph import CannotTell, Edge, Node, StepGraph
 
-MB = 1_000_000
 FIRST_BUCKET_BYTES = 1_048_576
 """DistributedDataParallel's own, unless it is said: the first bucket is to start early."""
 

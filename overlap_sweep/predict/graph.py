@@ -113,6 +113,8 @@ class StepGraph:
     steps: list[int]
     """Numbers of the steps, in order."""
     ranks: int
+    """Number of ranks that were recorded."""
+    world_size: int | None
     on_device: bool
     one_queue: bool
     """Whether kernels start in the order of their launches."""
@@ -148,7 +150,7 @@ def graph_of(views: Sequence[RankView], arrived: Arrivals, *, held: bool = True)
         for member in match
     }
     one_queue = facts[0].on_device and all(view.one_queue for view in views)
-    graph = StepGraph([], steps[-MOST_STEPS:], len(facts), facts[0].on_device, one_queue)
+    graph = StepGraph([], steps[-MOST_STEPS:], len(facts), facts[0].world_size, facts[0].on_device, one_queue)
     for rank, view in enumerate(views):
         _add_rank(graph, rank, view, meetings, arrived.offsets_ns[rank], held=held)
     last_start_ns: dict[int, float] = {}

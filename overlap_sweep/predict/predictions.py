@@ -4,7 +4,7 @@ what becomes critical."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
@@ -78,6 +78,8 @@ class Change:
     """Whether it lets more computation run beside communication, so that the GPU waits less and its clock falls."""
     is_bound: bool = False
     note: str = ""
+    mends: Sequence[str] = ()
+    """Causes of `diagnose` that it mends, each with its first value that applies."""
     of_host: bool = False
     """Whether it changes what the host does, so that it can be told where the host is the limit."""
 
@@ -106,49 +108,58 @@ def _untold(reason: str, graph: StepGraph, value: str) -> None:
     raise CannotTell(reason)
 
 
+_ONE_NUMBER = "The recording has collectives of one number of thread blocks; sweep nccl.max_ctas to know."
 _UNSYNCHRONISED = Change(partial(_flag, changes.unsynchronised, "unsynchronised"), [])
-_QUEUES = Change(_connections, ["8"], overlaps=True)
 CHANGES = {
     "ddp.bucket_cap_mb": Change(
-        lambda graph, value: changes.in_buckets(graph, _number(value) * 2**20), ["4", "25", "100"], overlaps=True
+        lambda graph, value: changes.in_buckets(graph, _number(value) * 2**20),
+        ["25", "4", "100"],
+        overlaps=True,
+        mends=("issued_late",),
     ),
-    "ddp.hooks": Change(partial(_flag, changes.in_hooks, "true"), ["true"], overlaps=True),
+    "ddp.hooks": Change(partial(_flag, changes.in_hooks, "true"), ["true"], overlaps=True, mends=("issued_late",)),
     "ddp.accumulate": _UNSYNCHRONISED,
-    "ddp.no_sync": Change(partial(_flag, changes.unsynchronised, "true"), ["true"]),
+    "ddp.no_sync": Change(partial(_flag, changes.unsynchronised, "true"), ["true"], mends=("repeated_reduction",)),
     "fsdp2.prefetch": Change(
-        lambda graph, value: changes.prefetched(graph, round(_number(value))), ["1", "2"], overlaps=True
+        lambda graph, value: changes.prefetched(graph, round(_number(value))),
+        ["1", "2"],
+        overlaps=True,
+        mends=("issued_late",),
     ),
     "fsdp2.reshard_after_forward": Change(
-        partial(_flag, changes.kept_after_forward, "false"), ["false"], note="All gathered parameters stay in memory."
+        partial(_flag, changes.kept_after_forward, "false"),
+        ["false"],
+        note="All gathered parameters stay in memory.",
+        mends=("bandwidth",),
     ),
     "fsdp2.accumulate": _UNSYNCHRONISED,
-    "fsdp2.no_sync": Change(partial(_flag, changes.unsynchronised, "true"), ["true"]),
-    "env.CUDA_DEVICE_MAX_CONNECTIONS": _QUEUES,
+    "fsdp2.no_sync": Change(partial(_flag, changes.unsynchronised, "true"), ["true"], mends=("repeated_reduction",)),
+    "env.CUDA_DEVICE_MAX_CONNECTIONS": Change(_connections, ["8"], overlaps=True, mends=("queue_order",)),
     "cuda.max_connections": Change(_connections, [], overlaps=True),
-    "host.sync": Change(partial(_flag, changes.without_sync, "none"), ["none"], overlaps=True, of_host=True),
+    "host.sync": Change(
+        partial(_flag, changes.without_sync, "none"), ["none"], overlaps=True, of_host=True, mends=("host_sync",)
+    ),
     "host.launch": Change(
         partial(_flag, changes.faster_host, "graph"),
         ["graph"],
         note="Kernels are as fast as they were recorded.",
         of_host=True,
+        mends=("host_bound",),
     ),
     "loader.ready": Change(partial(_flag, changes.ready_batches, "true"), ["true"], of_host=True),
-    "ranks.equal": Change(partial(_flag, changes.equal_ranks, "true"), ["true"], of_host=True),
+    "ranks.equal": Change(partial(_flag, changes.equal_ranks, "true"), ["true"], of_host=True, mends=("straggler",)),
     "nccl.cta_policy": Change(
         partial(_flag, changes.beside_nothing, "2"),
         ["2"],
         is_bound=True,
         note="A bound: copies by copy engines take no multiprocessors, but may be slower themselves.",
+        mends=("contention",),
     ),
     "link.times": Change(
         lambda graph, value: changes.faster_link(graph, _number(value)), ["2"], is_bound=True, note="A bound."
     ),
-    "nccl.max_ctas": Change(
-        partial(_untold, "The trace has collectives of one number of thread blocks; sweep num_sm or nccl.max_ctas."), []
-    ),
-    "nccl.min_ctas": Change(
-        partial(_untold, "The trace has collectives of one number of thread blocks; sweep num_sm or nccl.max_ctas."), []
-    ),
+    "nccl.max_ctas": Change(partial(_untold, _ONE_NUMBER), []),
+    "nccl.min_ctas": Change(partial(_untold, _ONE_NUMBER), []),
     "batch.times": Change(
         partial(_untold, "How much longer the same kernels take with a larger batch is not in the trace."), []
     ),
@@ -165,6 +176,14 @@ def predict(graph: StepGraph, wanted: Sequence[str] = ()) -> list[Prediction]:
     found = [_predicted(graph, f"{name}={value}") for name, one in CHANGES.items() for value in one.values]
     told = [one for one in found if one.gain_us is not None and abs(one.gain_us) >= LEAST * one.step_us]
     return sorted(told, key=lambda one: -(one.gain_us or 0.0))
+
+
+def that_mend(causes: Collection[str]) -> dict[str, list[str]]:
+    """Returns the changes that mend each of the causes."""
+    return {
+        cause: [f"{name}={value}" for name, one in CHANGES.items() if cause in one.mends for value in one.values]
+        for cause in causes
+    }
 
 
 def parsed(change: str) -> list[tuple[Change, str]]:
@@ -202,10 +221,14 @@ def _predicted(graph: StepGraph, change: str) -> Prediction:
         )
 
     overlaps = any(one.overlaps for one, _ in singles)
-    notes = " ".join(one.note for one, _ in singles if one.note)
+    notes = [one.note for one, _ in singles if one.note]
+    if (graph.world_size or 0) > graph.ranks:
+        notes.append(
+            f"Traces of {graph.ranks} of {graph.world_size} ranks: what they wait for in others is taken to stay."
+        )
     try:
-        for family in {name.partition(".")[0] for name, _ in (each.partition("=")[::2] for each in change.split("+"))}:
-            _check_family(graph, family.strip())
+        for each in change.split("+"):
+            _check_family(graph, each.strip().partition(".")[0])
         if graph.on_device and not any(one.of_host for one, _ in singles):
             _refuse_host_bound(graph)
         usual = _changed(graph, singles)
@@ -226,7 +249,7 @@ def _predicted(graph: StepGraph, change: str) -> Prediction:
     if status == "bound":
         high_us = max(high_us, original_us)
     found = [predicted_us, max(low_us, 0.0), high_us]
-    return answer(status, found, critical_path(usual, times), notes, parts_us(usual, times))
+    return answer(status, found, critical_path(usual, times), " ".join(notes), parts_us(usual, times))
 
 
 DIFFERS = 0.005

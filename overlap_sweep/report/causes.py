@@ -9,10 +9,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from overlap_sweep.diagnosis import END_OF_STEP, LISTED, RECORDING_SLOWS, Finding, as_share
-from overlap_sweep.report.diagnosis import FINDINGS, NODE_TIMES, between_nodes_in_a_sentence, headline
+from overlap_sweep.report.diagnosis import FINDINGS, NODE_TIMES, between_nodes_in_a_sentence, finding_row, headline
 from overlap_sweep.report.numbers import as_us
 from overlap_sweep.report.section import Exhibit
 from overlap_sweep.report.table import Listing, PointRow, Row, RowText, Table, item
@@ -137,11 +135,7 @@ def _tables(cases: Mapping[str, Mapping[str, Side | None]]) -> Iterator[Exhibit]
     runs = iter(diagnosed([side for sides in cases.values() for side in sides.values() if side]))
     for title, sides in cases.items():
         found = {name: (side, run) for name, side in sides.items() if side and (run := next(runs))}
-        rows = [
-            {**msgspec.to_builtins(one), "run": name}
-            for name, (side, run) in found.items()
-            for one in findings_of(side, run)
-        ]
+        rows = [finding_row(name, one) for name, (side, run) in found.items() for one in findings_of(side, run)]
         with_causes = {row["run"] for row in rows}
         without = []
         for name, (side, run) in found.items():

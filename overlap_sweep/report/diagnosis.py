@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from statistics import median
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -64,6 +65,13 @@ FINDINGS: Table[Row] = Table(
             "lost us",
         ),
         item("share", "lost_us / time of the step.", "share", show=as_share),
+        item(
+            "predicted_us",
+            "Gain per step that is predicted of the change, one that mends such a cause; empty if none applies.",
+            "predicted us",
+            dropped=3,
+        ),
+        _text("change", "That change, as `analyze.py predict` names it.", "change", dropped=2),
         _count(
             "rank",
             "Rank that loses most; for a straggler the rank that the others wait for. Empty if ranks are late in turn, "
@@ -228,15 +236,27 @@ def _group_rows(runs: Iterable[Run]) -> list[Row]:
 
 
 TABLE_BY: dict[str, tuple[Table[Row], Callable[[Iterable[Run]], list[Row]]]] = {
-    "finding": (FINDINGS, lambda runs: _rows((run.name, run.found.diagnosis.findings) for run in runs if run.found)),
+    "finding": (
+        FINDINGS,
+        lambda runs: [finding_row(run.name, one) for run in runs if run.found for one in run.found.diagnosis.findings],
+    ),
     "group": (GROUPS, _group_rows),
-    "step": (STEPS, lambda runs: _rows((run.name, run.found.diagnosis.steps) for run in runs if run.found)),
+    "step": (
+        STEPS,
+        lambda runs: [
+            {"run": run.name, **msgspec.to_builtins(one)}
+            for run in runs
+            if run.found
+            for one in run.found.diagnosis.steps
+        ],
+    ),
 }
 """Table and its rows by what a row is."""
 
 
-def _rows(by_run: Iterable[tuple[str, Iterable[msgspec.Struct]]]) -> list[Row]:
-    return [{"run": name, **msgspec.to_builtins(found)} for name, all_found in by_run for found in all_found]
+def finding_row(run: str, finding: Finding) -> Row:
+    """Returns the row of a finding, of which nothing is predicted."""
+    return {"run": run, **msgspec.to_builtins(finding), "predicted_us": None, "change": None}
 
 
 def warnings_of(runs: Sequence[Run]) -> list[str]:
@@ -307,20 +327,23 @@ def _with_share(time_us: float, step_us: float) -> str:
     return f"{as_us(time_us)} us ({as_share(time_us / step_us if step_us else 0.0)})"
 
 
-def print_diagnosis(found: Found, console: Console) -> None:
-    """Prints what a run loses, then each finding with its evidence and what to try."""
+def print_diagnosis(found: Found, console: Console, predicted: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Prints what a run loses, then each finding with its evidence and what to try. `predicted`: by cause a sentence on
+    what mending it is predicted to gain."""
     from overlap_sweep.report.console import print_lines
 
     diagnosis = found.diagnosis
     console.print(f"\n{diagnosis.run}", style="bold")
     print_lines([headline(diagnosis), *filter(None, [between_nodes_in_a_sentence(found.node_times)])], console)
     tries: dict[str, int] = {}
+    said = dict(predicted)
     for number, finding in enumerate(diagnosis.findings, 1):
         console.print()
         print_lines([f"{number}. {title(finding)}"], console, hanging=3)
         first = tries.setdefault(finding.try_, number)
         advice = finding.try_ if first == number else f"as for {first}."
-        print_lines([finding.evidence, *([f"Try: {advice}"] if finding.try_ else [])], console, indent=5, hanging=0)
+        lines = [finding.evidence, f"Try: {advice}" if finding.try_ else "", said.pop(finding.cause, "")]
+        print_lines([*filter(None, lines)], console, indent=5, hanging=0)
 
 
 def between_nodes_in_a_sentence(times: NodeTimes | None) -> str:

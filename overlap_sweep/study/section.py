@@ -72,7 +72,7 @@ RESULTS: Row = Column(
     dropped=6,
 )
 PREDICTED: Row = Column(
-    "predicted",
+    "predicted_speedup",
     lambda row: row.prediction and row.prediction.predicted_us and row.prediction.step_us / row.prediction.predicted_us,
     "Speedup over the reference that was predicted from the reference's traces (docs/predict.md); empty if it cannot "
     "be told.",

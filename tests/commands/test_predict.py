@@ -57,7 +57,7 @@ def test_a_recording_with_the_change_is_compared(recorded: Path) -> None:
     (one,) = json.loads(analyze("predict", recorded / "manual_connections_1", *change, "--format", "json").stdout)
 
     assert one["measured_us"] == pytest.approx(11239.7, abs=1)
-    assert one["error"] == pytest.approx(one["predicted_us"] / one["measured_us"] - 1)
+    assert one["error_share"] == pytest.approx(one["predicted_us"] / one["measured_us"] - 1)
     assert one["within"]
     assert one["wrong"] == "GEMMs 635 us more than predicted"
 
@@ -69,7 +69,10 @@ def test_a_recording_with_the_change_is_compared(recorded: Path) -> None:
             ["--change", "ddp.bucket_cap_bm=25"],
             "error: Unknown change ddp.bucket_cap_bm. Did you mean ddp.bucket_cap_mb?",
         ),
-        (["--change", "ddp.bucket_cap_mb"], "error: ddp.bucket_cap_mb is not NAME=VALUE, such as ddp.bucket_cap_mb=4."),
+        (
+            ["--change", "ddp.bucket_cap_mb"],
+            "error: ddp.bucket_cap_mb is not NAME=VALUE, such as ddp.bucket_cap_mb=25.",
+        ),
         (["--change", "ddp.bucket_cap_mb=many"], "error: many is not a number above 0."),
         (["--against", "elsewhere"], "error: --against is a recording with a change made; name that with --change."),
     ],
