@@ -2,7 +2,7 @@
 diagnoses under the digests of traces and code, see `overlap_sweep.cache`."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -44,7 +44,8 @@ class Found(msgspec.Struct):
     """Communication within and between nodes; None unless the run is known to have several."""
 
 
-class Run(msgspec.Struct, kw_only=True):
+@dataclass(kw_only=True)
+class Run:
     """The traces of one run and their diagnosis."""
 
     name: str
@@ -55,7 +56,7 @@ class Run(msgspec.Struct, kw_only=True):
     """Ranks with no trace, or one that could not be read."""
     found: Found | None
     """None if no trace could be read."""
-    facts: list[RankFacts] = []
+    facts: list[RankFacts] = field(default_factory=list, compare=False, repr=False)
     """Of the ranks, if they were read and not found in the cache."""
 
 

@@ -329,7 +329,7 @@ def _with_share(time_us: float, step_us: float) -> str:
 
 def print_diagnosis(found: Found, console: Console, predicted: Mapping[str, str] = MappingProxyType({})) -> None:
     """Prints what a run loses, then each finding with its evidence and what to try. `predicted`: by cause a sentence on
-    what mending it is predicted to gain."""
+    what the change that mends it is predicted to gain."""
     from overlap_sweep.report.console import print_lines
 
     diagnosis = found.diagnosis
