@@ -111,10 +111,10 @@ def pairs_table(judged: list[Judged]) -> list[str]:
     return lines
 
 
-def replay_errors(folder: Path) -> dict[str, float]:
-    """Returns by what share the replay of each recording differs from it."""
+def replay_errors(folder: Path, kind: str = "*") -> dict[str, float]:
+    """Returns by what share the replay of each recording differs from it. `kind`: folder below tests/data."""
     found = {}
-    for archive in sorted(DATA.glob("*/*.tar.xz")):
+    for archive in sorted(DATA.glob(f"{kind}/*.tar.xz")):
         directory = unpacked(folder, f"{archive.parent.name}/{archive.name.removesuffix('.tar.xz')}")
         for own in sorted(directory.iterdir()):
             graph = graph_of(own) if own.is_dir() else None
