@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 from statistics import mean, median
@@ -67,7 +67,11 @@ def _resum(graph: StepGraph, sizes: Callable[[list[Node], float], list[float]]) 
     costs = costs_of(graph.nodes)
     meetings: dict[tuple[int, int, int], int] = {}
     next_meeting = 1 + max((node.meeting for node in graph.nodes), default=0)
-    found = False
+    instead: dict[int, list[int]] = {}
+    hosts_and_kernels: list[list[int]] = [[] for _ in range(graph.ranks)]
+    for place, node in enumerate(graph.nodes):
+        if node.kind in ("compute", "sync"):
+            hosts_and_kernels[node.rank].append(place)
     for (rank, step), own in _reductions(graph, ("all_reduce",)).items():
         for number, chosen in enumerate(_by_microbatch(graph, own)):
             nodes = [graph.nodes[place] for place in chosen]
@@ -97,24 +101,23 @@ def _resum(graph: StepGraph, sizes: Callable[[list[Node], float], list[float]]) 
                     )
                 )
                 new.append(len(graph.nodes) - 1)
-            _needed_after_backward(graph, chosen)
-            for place in chosen:
-                remove(graph, place, new)
-            found = True
-    if not found:
+            _needed_after_backward(graph, hosts_and_kernels[rank], chosen)
+            instead |= dict.fromkeys(chosen, new)
+    if not instead:
         raise CannotTell("No all-reduce of gradients was recorded.")
+    remove(graph, instead)
 
 
-def _needed_after_backward(graph: StepGraph, chosen: list[int]) -> None:
-    """Lets nothing of the backward pass wait for sums of gradients, but what follows it."""
-    rank, step = graph.nodes[chosen[0]].rank, graph.nodes[chosen[0]].step
-    own = [i for i, node in enumerate(graph.nodes) if node.rank == rank and node.kind in ("compute", "sync")]
+def _needed_after_backward(graph: StepGraph, own: Sequence[int], chosen: Sequence[int]) -> None:
+    """Lets nothing of the backward pass wait for sums of gradients, but what follows it. `own`: the computation and
+    waits of the rank."""
+    step, summed = graph.nodes[chosen[0]].step, set(chosen)
     backward = [i for i in own if graph.nodes[i].step == step and graph.nodes[i].pass_ == "bwd"]
     last = backward[-1] if backward else chosen[-1]
     for place in own:
         node = graph.nodes[place]
         if place <= last:
-            node.after = [edge for edge in node.after if not (edge.why == "needs" and edge.node in chosen)]
+            node.after = [edge for edge in node.after if not (edge.why == "needs" and edge.node in summed)]
     after = max(last, chosen[-1])
     following = next((place for place in own if place > after and graph.nodes[place].kind == "compute"), None)
     if following is not None:
@@ -183,20 +186,31 @@ def _reductions(graph: StepGraph, collectives: Iterable[str] = REDUCTIONS) -> Ma
     return found
 
 
-def remove(graph: StepGraph, place: int, instead: Iterable[int] = ()) -> None:
-    """Leaves a node out, and unless others run `instead` also the host's time before its launch. What came after it
-    comes after those `instead`, and what it stood before in a stream or queue after what it came after there."""
-    node = graph.nodes[place]
-    kept = [edge for edge in node.after if edge.why in ("stream", "queue")]
-    node.kind, node.meeting, node.duration_ns, node.delay_ns = "none", NEVER, 0.0, 0.0
-    for edge in node.after:
-        if edge.why == "host" and not instead:
-            graph.nodes[edge.node].delay_ns = 0.0
-    node.after = [*(Edge(other, "needs") for other in instead)]
-    for other in graph.nodes:
-        if any(edge.node == place and edge.why in ("stream", "queue") for edge in other.after):
-            moved = [edge for edge in other.after if not (edge.node == place and edge.why in ("stream", "queue"))]
-            other.after = [*moved, *kept]
+def remove(graph: StepGraph, instead: Mapping[int, Iterable[int]]) -> None:
+    """Leaves nodes out, and of those that others don't run `instead` of also the host's time before their launch. What
+    came after a node comes after those instead, and what it stood before in a stream or queue after what it came after
+    there."""
+    before: dict[int, list[Edge]] = {}
+    for place in sorted(instead):
+        node, others = graph.nodes[place], [*instead[place]]
+        before[place] = _lined_up(node, before)
+        for edge in node.after:
+            if edge.why == "host" and not others:
+                graph.nodes[edge.node].delay_ns = 0.0
+        node.kind, node.meeting, node.duration_ns, node.delay_ns = "none", NEVER, 0.0, 0.0
+        node.after = [Edge(other, "needs") for other in others]
+    for node in graph.nodes:
+        if any(edge.node in before and edge.why in ("stream", "queue") for edge in node.after):
+            kept = [edge for edge in node.after if edge.why not in ("stream", "queue")]
+            node.after = [*kept, *_lined_up(node, before)]
+
+
+def _lined_up(node: Node, before: Mapping[int, list[Edge]]) -> list[Edge]:
+    """Returns what a node comes after in its stream or queue, each once. `before`: the same of nodes that are left
+    out."""
+    edges = [edge for edge in node.after if edge.why in ("stream", "queue")]
+    found = {(one.node, one.why): one for edge in edges for one in before.get(edge.node, [edge])}
+    return list(found.values())
 
 
 def without_sync(graph: StepGraph) -> None:
@@ -211,14 +225,12 @@ def without_sync(graph: StepGraph) -> None:
 
 def unsynchronised(graph: StepGraph) -> None:
     """Gradients are reduced after the last microbatch alone."""
-    found = False
-    for own in _reductions(graph).values():
-        *before, _ = _by_microbatch(graph, own)
-        for place in (place for microbatch in before for place in microbatch):
-            found = True
-            remove(graph, place)
-    if not found:
+    early = [
+        place for own in _reductions(graph).values() for calls in _by_microbatch(graph, own)[:-1] for place in calls
+    ]
+    if not early:
         raise CannotTell("Each step reduces its gradients after one backward pass.")
+    remove(graph, dict.fromkeys(early, ()))
 
 
 def _by_microbatch(graph: StepGraph, places: Iterable[int]) -> list[list[int]]:
@@ -240,20 +252,16 @@ def kept_after_forward(graph: StepGraph) -> None:
     if not again:
         raise CannotTell("No parameters are gathered again for the backward pass.")
     computing = {(node.rank, node.lane) for node in graph.nodes if node.is_gemm}
-    copies_out = {
-        place: [edge.node for edge in node.after if edge.why == "needs"]
-        for place, node in enumerate(graph.nodes)
-        if node.kind == "compute" and _COPY_OUT.search(node.name)
-    }
     gathered = set(again)
-    for place in again:
-        for before in _copies_in(graph, place, computing):
-            remove(graph, before)
-    for place, needed in copies_out.items():
-        if gathered & set(needed):
-            remove(graph, place)
-    for place in again:
-        remove(graph, place)
+    copies_in = [before for place in again for before in _copies_in(graph, place, computing)]
+    copies_out = [
+        place
+        for place, node in enumerate(graph.nodes)
+        if node.kind == "compute"
+        and _COPY_OUT.search(node.name)
+        and any(edge.why == "needs" and edge.node in gathered for edge in node.after)
+    ]
+    remove(graph, dict.fromkeys([*again, *copies_in, *copies_out], ()))
 
 
 _COPY_OUT = re.compile(r"split_with_sizes_copy")

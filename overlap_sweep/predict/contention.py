@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from statistics import median
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,18 +28,9 @@ GEMM_SLOWDOWN, COMM_SLOWDOWN = 0.38, 0.14
 (manual_connections_32 of docs/results/2026-11-23-diagnosis.md)."""
 
 
-class Slowdown(NamedTuple):
-    """Usual slowdowns, as shares of the time alone."""
-
-    gemm: float
-    comm: float
-    is_measured: bool
-    """Whether the trace shows both."""
-
-
-def set_contention(nodes: Sequence[Node], facts: RankFacts) -> Slowdown:
-    """Takes what they cost each other out of the durations of one rank's nodes, sets their slowdowns, and returns the
-    usual ones."""
+def set_contention(nodes: Sequence[Node], facts: RankFacts) -> bool:
+    """Takes what they cost each other out of the durations of one rank's nodes, and sets their slowdowns. Returns
+    whether the trace shows what communication costs GEMMs."""
     computing = [node for node in nodes if node.kind == "compute"]
     moving = [node for node in nodes if node.kind == "comm"]
     computed, moved = (
@@ -52,23 +43,17 @@ def set_contention(nodes: Sequence[Node], facts: RankFacts) -> Slowdown:
         for node, beside_ns in zip(computing, beside_comm, strict=True)
         if node.work in extra and beside_ns >= BESIDE * node.duration_ns
     ]
-    gemm = slowdown_of(sum(one[0] for one in known), sum(one[1] for one in known)) if known else None
-    comm = _comm_slowdown(moving, beside_work)
-    usual = Slowdown(
-        GEMM_SLOWDOWN if gemm is None else gemm,
-        COMM_SLOWDOWN if comm is None else comm,
-        gemm is not None and comm is not None,
-    )
+    usual = slowdown_of(sum(one[0] for one in known), sum(one[1] for one in known)) if known else GEMM_SLOWDOWN
+    of_comm = _comm_slowdown(moving, beside_work)
     for node, beside_ns in zip(computing, beside_comm, strict=True):
-        node.slowdown = usual.gemm if node.is_gemm else 0.0
-        if beside_ns > 0 and node.is_gemm:
-            own = slowdown_of(extra[node.work], beside_ns) if node.work in extra else node.slowdown
-            node.duration_ns -= beside_ns * own / (1 + own)
-            node.slowdown = own
+        if node.is_gemm:
+            seen = beside_ns > 0 and node.work in extra
+            node.slowdown = slowdown_of(extra[node.work], beside_ns) if seen else usual
+            node.duration_ns -= beside_ns * node.slowdown / (1 + node.slowdown)
     for node, beside_ns in zip(moving, beside_work, strict=True):
-        node.slowdown = usual.comm
-        node.duration_ns -= beside_ns * usual.comm / (1 + usual.comm)
-    return usual
+        node.slowdown = of_comm
+        node.duration_ns -= beside_ns * of_comm / (1 + of_comm)
+    return bool(known)
 
 
 def slowdown_of(lost_ns: float, beside_ns: float) -> float:
@@ -77,9 +62,9 @@ def slowdown_of(lost_ns: float, beside_ns: float) -> float:
     return lost_ns / (beside_ns - lost_ns) if lost_ns else 0.0
 
 
-def _comm_slowdown(moving: Iterable[Node], beside_ns: Iterable[float]) -> float | None:
-    """Returns the slowdown of collectives beside computation, from those of the same kind and size that ran alone; None
-    if there are none."""
+def _comm_slowdown(moving: Iterable[Node], beside_ns: Iterable[float]) -> float:
+    """Returns the slowdown of collectives beside computation, from those of the same kind and size that ran alone, or
+    COMM_SLOWDOWN if there are none."""
     alone: dict[object, list[float]] = defaultdict(list)
     beside: dict[object, list[float]] = defaultdict(list)
     for node, own_ns in zip(moving, beside_ns, strict=True):
@@ -90,7 +75,7 @@ def _comm_slowdown(moving: Iterable[Node], beside_ns: Iterable[float]) -> float 
             elif share >= BESIDE:
                 beside[key].append(node.duration_ns)
     ratios = [median(beside[key]) / median(alone[key]) - 1 for key in beside if key in alone]
-    return max(0.0, median(ratios)) if ratios else None
+    return max(0.0, median(ratios)) if ratios else COMM_SLOWDOWN
 
 
 def _within(spans: Sequence[tuple[float, float]], others: Sequence[tuple[float, float]]) -> list[float]:

@@ -32,8 +32,6 @@ class Family(NamedTuple):
 class Cost:
     latency_ns: float
     ns_per_byte: float
-    sizes: int
-    """Number of sizes that it was fitted over."""
 
     def time_ns(self, size_bytes: float) -> float:
         return self.latency_ns + self.ns_per_byte * size_bytes
@@ -61,7 +59,7 @@ def _fitted(times_ns: dict[int, float]) -> Cost:
         columns = np.stack((1 / times, sizes / times), axis=1)
         (latency_ns, ns_per_byte), *_ = np.linalg.lstsq(columns, np.ones(len(times)), rcond=None)
         if latency_ns >= 0 and ns_per_byte > 0:
-            return Cost(float(latency_ns), float(ns_per_byte), len(times))
+            return Cost(float(latency_ns), float(ns_per_byte))
     largest = int(np.argmax(sizes))
     latency_ns = min(LATENCY_NS, 0.5 * float(times[largest]))
-    return Cost(latency_ns, (float(times[largest]) - latency_ns) / float(sizes[largest]), 1)
+    return Cost(latency_ns, (float(times[largest]) - latency_ns) / float(sizes[largest]))

@@ -10,6 +10,7 @@ Whatever else held a kernel back is kept as a delay, so that the graph as it is 
 from __future__ import annotations
 
 from bisect import bisect
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -27,8 +28,8 @@ from overlap_sweep.predict.needs import EARLY_NS, Item, needs_of, seen_waiting
 from overlap_sweep.trace.activity import BWD, FWD, RECOMPUTE
 from overlap_sweep.trace.intervals import Measure
 
-MOST_STEPS = 8
-"""Steps that are replayed: more of a long recording would only cost time."""
+MOST_STEPS, MOST_KERNELS = 8, 10_000
+"""Steps that are replayed, and kernels of all ranks in them: more of a long recording would only cost time."""
 
 WAITED_NS = 30_000
 """Longest time from the end of a kernel to the start of one on another stream that has waited for it."""
@@ -118,6 +119,8 @@ class StepGraph:
     on_device: bool
     one_queue: bool
     """Whether kernels start in the order of their launches."""
+    shows_contention: list[bool]
+    """By rank: whether it shows what communication costs GEMMs beside it."""
 
     def copy(self) -> StepGraph:
         """Returns a graph whose nodes can be changed."""
@@ -139,8 +142,8 @@ class _Item:
 
 
 def graph_of(views: Sequence[RankView], arrived: Arrivals, *, held: bool = True) -> StepGraph:
-    """Returns the graph of the last MOST_STEPS of the steady steps that all ranks have. `held`: whether it says what
-    matrix multiplications hold; otherwise that is a delay of its own."""
+    """Returns the graph of the last of the steady steps that all ranks have, two at least and MOST_STEPS at most.
+    `held`: whether it says what matrix multiplications hold; otherwise that is a delay of its own."""
     facts = [view.facts for view in views]
     steps = [number for number in facts[0].steady_steps if all(number in one.steady_steps for one in facts)]
     meetings = {
@@ -150,20 +153,30 @@ def graph_of(views: Sequence[RankView], arrived: Arrivals, *, held: bool = True)
         for member in match
     }
     one_queue = facts[0].on_device and all(view.one_queue for view in views)
-    graph = StepGraph([], steps[-MOST_STEPS:], len(facts), facts[0].world_size, facts[0].on_device, one_queue)
+    kernels = sum(len(one.work) + len(one.calls) for one in facts) / max(len(facts[0].steps), 1)
+    few = max(2, min(MOST_STEPS, round(MOST_KERNELS / max(kernels, 1))))
+    graph = StepGraph([], steps[-few:], len(facts), facts[0].world_size, facts[0].on_device, one_queue, [])
     for rank, view in enumerate(views):
         _add_rank(graph, rank, view, meetings, arrived.offsets_ns[rank], held=held)
-    last_start_ns: dict[int, float] = {}
-    for node in graph.nodes:
+    for node, moved_ns in zip(graph.nodes, moved_at_ns(graph), strict=True):
         if node.meeting != NEVER:
-            last_start_ns[node.meeting] = max(last_start_ns.get(node.meeting, 0.0), node.recorded_ns[0])
-    for node in graph.nodes:
-        if node.meeting != NEVER:
-            node.duration_ns = max(0.0, node.recorded_ns[1] - last_start_ns[node.meeting])
+            node.duration_ns = node.recorded_ns[1] - moved_ns
     for rank, view in enumerate(views):
-        set_contention([node for node in graph.nodes if node.rank == rank], view.facts)
+        own = [node for node in graph.nodes if node.rank == rank]
+        graph.shows_contention.append(set_contention(own, view.facts))
     _set_delays(graph)
     return graph
+
+
+def moved_at_ns(graph: StepGraph) -> list[float]:
+    """Returns when each collective was recorded to have all its ranks; of all else when it started."""
+    last_ns: dict[int, float] = defaultdict(float)
+    for node in graph.nodes:
+        last_ns[node.meeting] = max(last_ns[node.meeting], node.recorded_ns[0])
+    return [
+        node.recorded_ns[0] if node.meeting == NEVER else min(last_ns[node.meeting], node.recorded_ns[1])
+        for node in graph.nodes
+    ]
 
 
 def _add_rank(

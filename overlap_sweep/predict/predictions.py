@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import partial
 from itertools import pairwise
 from statistics import stdev
@@ -14,8 +13,8 @@ from typing import Literal
 
 import msgspec
 
-from overlap_sweep.diagnosis import NEVER, as_share, as_time
-from overlap_sweep.errors import UserError
+from overlap_sweep.diagnosis import NEVER, as_share, as_time, once
+from overlap_sweep.errors import UserError, nearest
 from overlap_sweep.predict import changes
 from overlap_sweep.predict.graph import CannotTell, StepGraph
 from overlap_sweep.predict.replay import (
@@ -79,7 +78,7 @@ class Change:
     is_bound: bool = False
     note: str = ""
     mends: Sequence[str] = ()
-    """Causes of `diagnose` that it mends, each with its first value that applies."""
+    """Causes of `diagnose` that it mends."""
     of_host: bool = False
     """Whether it changes what the host does, so that it can be told where the host is the limit."""
 
@@ -90,7 +89,7 @@ def _number(value: str) -> float:
     except ValueError:
         number = 0.0
     if not number > 0:
-        raise UserError(f"{value} is not a number above 0.")
+        raise CannotTell(f"{value} is not a number above 0.")
     return number
 
 
@@ -192,8 +191,8 @@ def parsed(change: str) -> list[tuple[Change, str]]:
     for each in change.split("+"):
         name, separator, value = each.strip().partition("=")
         if name not in CHANGES:
-            near = get_close_matches(name, CHANGES, n=1)
-            mend = f"Did you mean {near[0]}?" if near else f"Choose from {', '.join(CHANGES)}."
+            near = nearest(name, [*CHANGES])
+            mend = f"Did you mean {near}?" if near else f"Choose from {', '.join(CHANGES)}."
             raise UserError(f"Unknown change {name}. {mend}")
         if not separator or not value:
             raise UserError(f"{each} is not NAME=VALUE, such as {name}={(CHANGES[name].values or ['8'])[0]}.")
@@ -226,24 +225,24 @@ def _predicted(graph: StepGraph, change: str) -> Prediction:
         notes.append(
             f"Traces of {graph.ranks} of {graph.world_size} ranks: what they wait for in others is taken to stay."
         )
+    if overlaps and graph.on_device and not any(graph.shows_contention):
+        notes.append("No GEMM ran beside communication: what that costs is taken from two H200s.")
+
+    def replayed(contention: float, cost: float, power: float) -> tuple[StepGraph, Replayed]:
+        changed = _changed(graph, singles, contention, cost)
+        return changed, replay_at_power(changed, graph, power if overlaps else 0.0)
+
     try:
         for each in change.split("+"):
             _check_family(graph, each.strip().partition(".")[0])
         if graph.on_device and not any(one.of_host for one, _ in singles):
             _refuse_host_bound(graph)
-        usual = _changed(graph, singles)
-        times = (replay_at_power if overlaps else _as_recorded)(usual, graph, POWER)
-        spread_us = [
-            step_us(other, (replay_at_power if overlaps else _as_recorded)(other, graph, power))
-            for contention, cost, power in ((0.5, 0.93, 0.0), (1.5, 1.07, MOST_POWER))
-            for other in [_changed(graph, singles, contention, cost)]
-        ]
+        usual, times = replayed(1.0, 1.0, POWER)
+        spread_us = [step_us(*replayed(*factors)) for factors in ((0.5, 0.93, 0.0), (1.5, 1.07, MOST_POWER))]
     except CannotTell as error:
         return answer("cannot tell", [], "", str(error), {})
-    predicted_us, half_us = (
-        step_us(usual, times),
-        max(_noise_us(graph), (NOISE if graph.on_device else NOISE_ON_CPU) * original_us),
-    )
+    predicted_us = step_us(usual, times)
+    half_us = max(_noise_us(graph), (NOISE if graph.on_device else NOISE_ON_CPU) * original_us)
     low_us, high_us = min(*spread_us, predicted_us) - half_us, max(*spread_us, predicted_us) + half_us
     status: Status = "bound" if any(one.is_bound for one, _ in singles) else "predicted"
     if status == "bound":
@@ -270,13 +269,7 @@ def where_wrong(prediction: Prediction, graph: StepGraph) -> str:
     return "; ".join(f"{name} {as_time(abs(us))} {'more' if us > 0 else 'less'} than predicted" for name, us in named)
 
 
-def _as_recorded(graph: StepGraph, original: StepGraph, power: float) -> Replayed:
-    return replay(graph)
-
-
-def _changed(
-    graph: StepGraph, singles: Sequence[tuple[Change, str]], contention: float = 1.0, cost: float = 1.0
-) -> StepGraph:
+def _changed(graph: StepGraph, singles: Sequence[tuple[Change, str]], contention: float, cost: float) -> StepGraph:
     """Returns the graph with the changes. `contention`, `cost`: factors of what computation and communication cost each
     other, and of the time of communication that was not recorded."""
     copy = graph.copy()
@@ -285,9 +278,8 @@ def _changed(
     for place, node in enumerate(copy.nodes):
         if place >= len(graph.nodes) and node.kind == "comm":
             node.duration_ns *= cost
-    if contention != 1:
-        for node in copy.nodes:
-            node.slowdown *= contention
+    for node in copy.nodes:
+        node.slowdown *= contention
     return copy
 
 
@@ -310,12 +302,16 @@ def _check_family(graph: StepGraph, family: str) -> None:
 
 
 def _refuse_host_bound(graph: StepGraph) -> None:
-    share = _critical_shares(graph, replay(graph)).get("launches", 0.0)
+    share = once(graph, _launches_share)
     if share >= HOST_BOUND:
         raise CannotTell(
             f"{as_share(share)} of the recorded step is the host's launches, which recording slows down; "
             "only changes of the host can be told."
         )
+
+
+def _launches_share(graph: StepGraph) -> float:
+    return _critical_shares(graph, replay(graph)).get("launches", 0.0)
 
 
 def critical_path(graph: StepGraph, times: Replayed) -> str:
@@ -335,8 +331,7 @@ def _critical_shares(graph: StepGraph, times: Replayed) -> dict[str, float]:
     while place != NEVER and until_ns > first_ns:
         node, before = graph.nodes[place], times.waited_for[place]
         since_ns = max(times.moved_ns[place], first_ns)
-        name = kind_of(node)
-        spent[name] += max(until_ns - since_ns, 0.0)
+        spent[kind_of(node)] += max(until_ns - since_ns, 0.0)
         if before != NEVER:
             is_late_rank = node.meeting != NEVER and graph.nodes[before].meeting == node.meeting
             ended_ns = since_ns if is_late_rank else max(times.ends_ns[before], first_ns)

@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from overlap_sweep.diagnosis import NEVER
-from overlap_sweep.predict.graph import CannotTell, Kind, Node, StepGraph
+from overlap_sweep.predict.graph import CannotTell, Kind, Node, StepGraph, moved_at_ns
 
 
 class Replayed(NamedTuple):
@@ -141,19 +141,12 @@ def replay(graph: StepGraph) -> Replayed:
 def recorded(graph: StepGraph) -> Replayed:
     """Returns when everything ran."""
     starts_ns, ends_ns = ([node.recorded_ns[i] for node in graph.nodes] for i in (0, 1))
-    last_ns: dict[int, float] = defaultdict(float)
-    for node in graph.nodes:
-        last_ns[node.meeting] = max(last_ns[node.meeting], node.recorded_ns[0])
-    moved_ns = [
-        node.recorded_ns[0] if node.meeting == NEVER else min(last_ns[node.meeting], node.recorded_ns[1])
-        for node in graph.nodes
-    ]
-    return Replayed(starts_ns, ends_ns, moved_ns, [NEVER] * len(starts_ns))
+    return Replayed(starts_ns, ends_ns, moved_at_ns(graph), [NEVER] * len(starts_ns))
 
 
 def step_us(graph: StepGraph, times: Replayed) -> float:
-    """Returns the time of a step, the mean over the steps, of the slowest rank: from the end of what the step before
-    ran, of the first one from its first kernel, to the end of its own."""
+    """Returns the time of a step of the slowest rank: the time from its first kernel to the end of its last, over the
+    number of steps."""
     first = [float("inf")] * graph.ranks
     last = [float("-inf")] * graph.ranks
     for node, start_ns, end_ns in zip(graph.nodes, times.starts_ns, times.ends_ns, strict=True):
@@ -200,6 +193,7 @@ def replay_error(graph: StepGraph) -> float:
 
 
 ROUNDS = 5
+"""Replays until clocks and times agree within a thousandth."""
 
 POWER = 0.35
 """Exponent of how much slower matrix multiplications are on a GPU that computes for a larger part of the time: at its
@@ -208,7 +202,9 @@ limit of power a GPU that waits less runs at a lower clock. Fitted on two H200s 
 
 def replay_at_power(graph: StepGraph, original: StepGraph, power: float = POWER) -> Replayed:
     """Returns when everything runs if the clock follows how much of the time each rank multiplies matrices, compared
-    with the original graph. Changes the durations of the graph."""
+    with the original graph; with a power of 0 it does not. Changes the durations of the graph."""
+    if not power:
+        return replay(graph)
     usual_ns, changed_ns = _multiplying_ns(original), _multiplying_ns(graph)
     original_us = step_us(original, recorded(original))
     scale = [1.0] * graph.ranks

@@ -29,7 +29,6 @@ class RunGraph(msgspec.Struct):
 
     name: str
     """Common name of the traces, with their directory."""
-    directory: Path
     graph: StepGraph | None
     """None if no trace could be read."""
     problems: list[str]
@@ -44,7 +43,7 @@ def graphs(paths: Sequence[Path]) -> list[RunGraph]:
         files = [read[path].file for path in own]
         facts = facts_of_ranks(files, read, {})
         problems = [file.problem for file in files if file.problem]
-        found.append(RunGraph(name, own[0].parent, _graph(facts) if facts else None, problems))
+        found.append(RunGraph(name, _graph(facts) if facts else None, problems))
     return found
 
 
