@@ -63,7 +63,10 @@ class Equality:
 
 
 def equality(reference: Sequence[Run], own: Sequence[Run]) -> Equality:
-    """Returns whether all runs of a setting compute what the reference's runs do, in what all of them have recorded."""
+    """Returns whether all runs of a setting compute what the reference's runs do, in what all of them have recorded.
+
+    Where the reference's runs do not repeat some of the numbers, only those count that they repeat bit by bit: with
+    random data, a norm of them may well be as near as rounding by chance."""
     names = [name for name in reference[0] if all(name in run for run in (*reference, *own))]
     if not names:
         return Equality("unknown", why="nothing is recorded that could be compared")
@@ -73,6 +76,8 @@ def equality(reference: Sequence[Run], own: Sequence[Run]) -> Equality:
         name: max(one[name].difference(other[name]) for one in reference for other in reference) for name in names
     }
     agreed = [name for name in names if spreads[name] <= reference[0][name].rounding]
+    if len(agreed) < len(names):
+        agreed = [name for name in names if not spreads[name]]
     if not agreed:
         name = max(names, key=spreads.__getitem__)
         values = some_of(f"{run[name].value:.7g}" for run in reference)

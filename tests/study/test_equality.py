@@ -58,6 +58,15 @@ def test_what_the_reference_does_not_repeat_is_left_out() -> None:
     assert equality(reference, [{"loss": Seen(7.0, ROUNDING), "norm": Seen(2.0, ROUNDING)}]).verdict == "equal"
 
 
+def test_beside_what_is_not_repeated_what_is_near_says_nothing() -> None:
+    reference = [{"loss": Seen(loss, ROUNDING), "norm": Seen(2 * loss**1e-3, ROUNDING)} for loss in (4.0, 5.0)]
+    found = equality(reference, [{"loss": Seen(4.0, ROUNDING), "norm": Seen(2.5, ROUNDING)}])
+    assert (found.verdict, found.why) == (
+        "unknown",
+        "its own runs differ (loss: 4, 5), as with random seeds or data",
+    )
+
+
 def test_what_not_all_runs_have_cannot_be_compared() -> None:
     """Such as after another number of skipped steps."""
     found = equality(runs(2.0, 2.0), [*runs(2.0), *runs(2.0, name="norm after another step")])

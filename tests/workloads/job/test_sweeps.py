@@ -120,8 +120,10 @@ def test_a_training_that_knows_nothing_of_it_is_measured(tmp_path: Path, trainin
     assert result.warnings == []
     assert found.profiled_us
     assert found.exposed_comm_us
+    assert found.exposed_comm_us <= found.profiled_us
+    # A median of its own: on a busy machine it may exceed that of the steps.
     (group,) = found.groups
-    assert 0 < group.exposed_us < found.profiled_us
+    assert group.exposed_us > 0
     assert result.environment["torch"]
     assert (tmp_path / "point" / STEPS_FILE).exists()
     # What torchrun prints when it is ended is left out.
