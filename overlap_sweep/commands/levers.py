@@ -15,6 +15,7 @@ from overlap_sweep.commands import output
 from overlap_sweep.errors import UsageError, UserError, nearest
 from overlap_sweep.levers import OPTION, Lever, programs, shells
 from overlap_sweep.levers import levers as known_levers
+from overlap_sweep.levers.training import Training
 from overlap_sweep.program import analyze_program
 from overlap_sweep.report.console import GAP, print_lines, print_table
 from overlap_sweep.report.numbers import shortened, some_of
@@ -23,7 +24,6 @@ from overlap_sweep.report.table import Row, Table, item
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from overlap_sweep.diagnosis.facts import RankFacts
     from overlap_sweep.results.points import Point
     from overlap_sweep.workloads import UsersCommand
 
@@ -75,40 +75,9 @@ class _Target:
 
     about: list[str]
     """Sentences about what was found."""
+    training: Training = field(default_factory=Training)
     causes: list[str] = field(default_factory=list)
     """Causes that its diagnosis finds, the most worthwhile first."""
-    facts: RankFacts | None = None
-    """What a trace shows."""
-    words: Sequence[str] = ()
-    """The command's."""
-    texts: Mapping[str, str] = field(default_factory=dict)
-    """Texts of the files that say which programs the command starts."""
-    elsewhere: Mapping[str, str] = field(default_factory=dict)
-    """Options that set the same as a lever, by its name."""
-    on_cpu: bool = False
-    """Whether it is known to have run without GPUs."""
-
-    def applies(self, name: str, lever: Lever) -> str:
-        """Returns yes, or what it depends on, or no and why."""
-        if other := self.elsewhere.get(name):
-            return f"no: {other} sets the same"
-        if lever.gpu and self.on_cpu:
-            why = "the trace has none" if self.facts else "it ran with runtime.device=cpu"
-            return f"no: it has a meaning on GPUs, and {why}"
-        if self.facts and lever.of and not self.facts.libraries & {*lever.of}:
-            return f"no: the trace shows no {' or '.join(lever.of)}"
-        if lever.way == "argument":
-            return self._of_program(lever)
-        needed = [] if self.facts else [" or ".join(lever.of)] * bool(lever.of) + ["GPUs"] * lever.gpu
-        return f"if it uses {' and '.join(needed)}" if needed else "yes"
-
-    def _of_program(self, lever: Lever) -> str:
-        if not self.words:
-            return f"if it uses {programs.PROGRAMS[lever.program].title}"
-        changes = ({"it": programs.change(lever, value)} for value in lever.values)
-        reasons = (shells.refusal(one, self.words, self.texts, override=False) for one in changes)
-        reason = next(filter(None, reasons), "")
-        return f"no: {reason.removeprefix('it cannot be applied: ')}" if reason else "yes"
 
 
 def levers(
@@ -228,7 +197,7 @@ def _row(name: str, lever: Lever, target: _Target | None) -> Row:
         "causes": in_words(lever.causes),
         "mends": in_words(cause for cause in target.causes if cause in lever.causes) if target else None,
         "way": lever.way,
-        "applies": target.applies(name, lever) if target else None,
+        "applies": target.training.applies(name, lever) if target else None,
         "write": lever.written(lever.values[0]),
         "note": lever.note,
     }
@@ -254,7 +223,7 @@ def _target(given: str) -> _Target:
         raise UserError(f"--for {shlex.quote(given)} is no file or directory, and no command line; give one of them.")
     paths = {name: Path(name) for name in programs.files_of(shells.program_words(words))}
     texts = {name: path.read_text(errors="replace") for name, path in paths.items() if path.is_file()}
-    return _Target(_about_command(words, texts), words=words, texts=texts)
+    return _Target(_about_command(words, texts), Training(words=words, texts=texts))
 
 
 def _of_traces(path: Path) -> _Target:
@@ -271,12 +240,8 @@ def _of_traces(path: Path) -> _Target:
     facts = read_rank(next(file.path for file in run.files if not file.problem)).facts
     assert facts
     causes = list(dict.fromkeys(one.cause for one in run.found.diagnosis.findings if one.cause != "none"))
-    return _Target(
-        [f"{run.name}: {', '.join(causes) or 'communication costs next to nothing'}."],
-        causes,
-        facts,
-        on_cpu=not facts.on_device,
-    )
+    training = Training(facts.libraries, on_cpu=not facts.on_device)
+    return _Target([f"{run.name}: {', '.join(causes) or 'communication costs next to nothing'}."], training, causes)
 
 
 def _of_point(directory: Path) -> _Target | None:
@@ -302,8 +267,14 @@ def _of_point(directory: Path) -> _Target | None:
     point, job = min(jobs, key=order)
     target = _of_traces(point.directory) if _has_traces(point) else _Target([])
     about = [*target.about, *_about_command(job.words, job.texts)]
-    on_cpu = target.on_cpu or point.config.runtime.device == "cpu"
-    return replace(target, about=about, words=job.words, texts=job.texts, elsewhere=job.elsewhere, on_cpu=on_cpu)
+    training = replace(
+        target.training,
+        words=job.words,
+        texts=job.texts,
+        elsewhere=job.elsewhere,
+        on_cpu=target.training.on_cpu or point.config.runtime.device == "cpu",
+    )
+    return replace(target, about=about, training=training)
 
 
 def _has_traces(point: Point) -> bool:
