@@ -19,7 +19,7 @@ from overlap_sweep.startup.sitecustomize import VARIABLE as RECORD_VARIABLE
 LEAST_STEPS = 3
 """Fewest timed steps of a measurement."""
 STEPS_FILE = "job_steps"
-"""Empty file as soon as any rank has ended a step, so that recordings are worth waiting for."""
+"""File with the number of ranks as soon as any rank has ended a step, so that recordings are worth waiting for."""
 PROFILER_STEPS = 3
 """Steps that the profiler needs around those that it records."""
 NOT_FINITE: Literal["not finite"] = "not finite"
@@ -131,6 +131,23 @@ def reason_not_to_record(directory: Path) -> str:
     except FileNotFoundError:
         return ""
     return reasons.partition("\n")[0]
+
+
+def write_started_ranks(directory: Path, ranks: int) -> None:
+    """Writes STEPS_FILE, whole or not at all. All ranks write the same."""
+    path = directory / STEPS_FILE
+    # Processes of several nodes may have equal numbers.
+    temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}.tmp")
+    temporary.write_text(str(ranks))
+    temporary.replace(path)
+
+
+def started_ranks(directory: Path) -> int | None:
+    """Returns how many ranks the command has started; None before one of them has ended a step."""
+    try:
+        return int((directory / STEPS_FILE).read_text())
+    except FileNotFoundError:
+        return None
 
 
 def write_recording(directory: Path, recording: Recording) -> Path:

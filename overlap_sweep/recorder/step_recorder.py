@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Literal
 from overlap_sweep.errors import first_line
 from overlap_sweep.levers import process as levers
 from overlap_sweep.recorder.recording import (
-    STEPS_FILE,
     Recording,
     TrainingState,
     Wanted,
     wanted_from,
     write_recording,
+    write_started_ranks,
 )
 from overlap_sweep.recorder.step_calls import StepCalls
 from overlap_sweep.startup.sitecustomize import NEEDED, say
@@ -215,10 +215,11 @@ class StepRecorder:
             self._skip(loss)
 
     def _skip(self, loss: torch.Tensor | float | None) -> None:
-        if not self._has_begun:
-            (Path(self._wanted.directory) / STEPS_FILE).touch()
-            self._has_begun = True
         self._ask_rank()
+        if not self._has_begun:
+            _, ranks = self._rank or _rank_by_environment()
+            write_started_ranks(Path(self._wanted.directory), ranks)
+            self._has_begun = True
         if self._ends < self._skipped or (uses_gpu() and is_capturing()):
             return
         if self._state is None:

@@ -28,6 +28,7 @@ from overlap_sweep.recorder.recording import (
     TrainingState,
     Wanted,
     read_recordings,
+    started_ranks,
 )
 from overlap_sweep.recorder.step_recorder import StepRecorder
 
@@ -367,7 +368,11 @@ def test_a_rank_without_a_process_group_is_in_the_environment(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     recorder()
-    Model().steps(6)
+    model = Model()
+    assert started_ranks(tmp_path) is None
+    model.steps(1)
+    assert started_ranks(tmp_path) == world_size
+    model.steps(5)
     found = recording(tmp_path)
     assert (found.rank, found.world_size) == (rank, world_size)
 

@@ -163,22 +163,26 @@ class Watched:
             raise Refused(reason)
         if not self.output and (reason := recording.reason_not_to_record(self._directory)):
             raise PointFailed(f"nothing is recorded: {reason}", final=True)
+        if (started := recording.started_ranks(self._directory)) is not None:
+            self._check_ranks(started)
         if len(list(self._directory.glob(recording.recording_file("*")))) > len(self.recordings):
             try:
                 self.recordings = recording.read_recordings(self._directory)
             except UserError as error:
                 raise PointFailed(str(error)) from None
-            started = self.recordings[0].world_size
-            if started != self._job.ranks:
-                raise PointFailed(
-                    f"the command started {started} training processes, but job.ranks={self._job.ranks}; set "
-                    f"job.ranks={started}, or start as many with {{ranks}} in job.command",
-                    final=True,
-                )
+            self._check_ranks(self.recordings[0].world_size)
             if self.output:
                 self.output.disturbed_s = [one.profiled_s for one in self.recordings if one.profiled_s]
         if self.output:
             self.output.read(ended=ended)
+
+    def _check_ranks(self, started: int) -> None:
+        if started != self._job.ranks:
+            raise PointFailed(
+                f"the command started {started} training processes, but job.ranks={self._job.ranks}; set "
+                f"job.ranks={started}, or start as many with {{ranks}} in job.command",
+                final=True,
+            )
 
     @property
     def _is_printed(self) -> bool:

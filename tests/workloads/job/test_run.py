@@ -145,6 +145,7 @@ UNMEASURED: list[tuple[str, dict[str, Any], str, bool]] = [
     ("true", {"metric": "tps: ([0-9.]+)"}, "job.metric=tps: ([0-9.]+) was not found", True),
     (f"{sys.executable} -c pass", {"attach": True}, "overlap_sweep.step()", True),
     (shell(f"{{one_of_four}}; {LONG}"), {"ranks": 2}, "4 training processes, but job.ranks=2", True),
+    (shell(f"echo 4 > {{run}}/{STEPS_FILE}; {LONG}"), {"ranks": 2}, "4 training processes, but job.ranks=2", True),
     (shell("{one_of_two}"), {"ranks": 2}, "only ranks [1] of 2", False),
     (shell(f"echo x > {{run}}/job_rank0.json; {LONG}"), {}, "job_rank0.json cannot be read", False),
     (shell("exit 3"), {}, "the command ended with exit status 3", False),
@@ -420,7 +421,7 @@ def test_recordings_are_waited_for_if_there_are_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorder: str
 ) -> None:
     monkeypatch.setattr(job_run, "SETTLE_S", 0.5 if recorder == "is lost" else 120.0)
-    steps = "true" if recorder == "sees no step" else f"touch {{run}}/{STEPS_FILE}"
+    steps = "true" if recorder == "sees no step" else f"echo 1 > {{run}}/{STEPS_FILE}"
     record = recorded(tmp_path / "made", recording(calls_per_step=2)) if recorder == "records" else "true"
     print_five = "for i in 1 2 3 4 5; do echo tps: $i; done"
     began = time.monotonic()
