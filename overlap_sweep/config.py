@@ -242,7 +242,17 @@ class Tuner:
     overlap."""
 
 
-NO_PART_OF_A_POINT = ("search", "tuner", "max_tp_size", "resume", "store", "reuse", "report", "model_preset")
+NO_PART_OF_A_POINT = (
+    "search",
+    "tuner",
+    "optimize",
+    "max_tp_size",
+    "resume",
+    "store",
+    "reuse",
+    "report",
+    "model_preset",
+)
 """Options that say how to search and where to keep results; they don't change what a point measures."""
 
 

@@ -1,4 +1,4 @@
-"""The command `overlap-sweep` of an installed package: tune, launch and analyze."""
+"""The command `overlap-sweep` of an installed package: optimize, tune, launch and analyze."""
 
 import sys
 
@@ -6,8 +6,9 @@ from overlap_sweep.errors import UsageError, UserError, end, nearest
 from overlap_sweep.program import print_version
 
 USAGE = """\
-Finds the fastest way to overlap a model's communication with its GEMMs on this machine.
+Finds the fastest way to overlap a training's communication with its GEMMs on this machine.
 
+  overlap-sweep optimize -- COMMAND             find faster settings for your own training command, and prove them
   overlap-sweep tune MODEL [KEY=VALUE ...]      find the best settings, prove them on a whole layer, write the YAML
   overlap-sweep launch [-m] [KEY=VALUE ...]     measure one point, or a sweep of points with -m
   overlap-sweep analyze DIR                     choose the best of the measured settings; query, compare, trace, ...
@@ -35,7 +36,7 @@ The same command with the same hydra.sweep.dir continues an interrupted search. 
 """
 
 
-COMMANDS = ("tune", "launch", "analyze")
+COMMANDS = ("optimize", "tune", "launch", "analyze")
 
 
 def main() -> None:
@@ -56,7 +57,9 @@ def main() -> None:
         end(UsageError(f"Unknown command {command}. {mend}"))
     sys.argv[1:] = arguments
     # Imported here, because analysis must run without torch.
-    if command == "tune":
+    if command == "optimize":
+        from overlap_sweep.commands.optimize import main as run
+    elif command == "tune":
         run = _tune
     elif command == "launch":
         from overlap_sweep.commands.launch import main as run

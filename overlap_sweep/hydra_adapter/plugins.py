@@ -128,6 +128,11 @@ SWEEPERS = {
         "Searches the knobs of workloads whose points have one time each, one knob after the other.",
         ("search.",),
     ),
+    "optimize": SweeperPlugin(
+        SearchSweeperConf("overlap_sweep.optimize.workflow:optimize"),
+        "Tries levers in the user's own training, those first that are predicted to gain most.",
+        ("search.", "optimize."),
+    ),
     "tuner": SweeperPlugin(
         SearchSweeperConf("overlap_sweep.tuner.workflow:tune"),
         "Searches every TP size and operator, and proves the result on the whole layer.",

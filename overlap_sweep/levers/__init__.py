@@ -77,6 +77,8 @@ class Lever(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     requires: list[str] = []
     write: str = ""
     effect: str = ""
+    change: str = ""
+    at_most: str = ""
     note: str = ""
 
     def __post_init__(self) -> None:

@@ -20,7 +20,8 @@ from overlap_sweep.search.knob_trail import KnobTrail
 from overlap_sweep.workloads import Searchable
 
 if TYPE_CHECKING:
-    from overlap_sweep.search.knob_sweeper import KnobSpace, Searching
+    from overlap_sweep.search.knob_space import KnobSpace
+    from overlap_sweep.search.knob_sweeper import Searching
 
 OF_EACH = 2
 """Settings of each search: the best, and the one that was fastest among the others."""

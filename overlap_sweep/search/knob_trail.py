@@ -7,6 +7,7 @@ from itertools import accumulate
 
 from overlap_sweep.results.estimate import Estimate
 from overlap_sweep.search import Failure, Samples, Setting
+from overlap_sweep.search.prior import Prior
 from overlap_sweep.workloads import Sample
 
 PROOF_DEVIATIONS = 2.6
@@ -40,6 +41,9 @@ class KnobTrail:
     """Returns why a setting is invalid and must not be measured, or None."""
     room: Callable[[], float]
     """Returns how many more points may be measured."""
+    prior: Prior = field(default_factory=lambda: Prior({}))
+    """What single changes of the baseline are expected to gain; those of which nothing is expected are measured in
+    their order."""
     found: Samples = field(default_factory=Samples)
     proof: Samples = field(default_factory=lambda: Samples(deviations=PROOF_DEVIATIONS))
     """Measurements in alternation after the search, in which a lucky choice does not win again."""
@@ -50,6 +54,8 @@ class KnobTrail:
     """Latest gain of the single change to each value, in microseconds, by knob's index and value."""
     dropped: dict[tuple[int, str], float] = field(default_factory=dict)
     """Slowdown of values that are not tried again, as a fraction, by knob's index and value."""
+    left_out: dict[tuple[int, str], float] = field(default_factory=dict)
+    """The most that values were expected to gain, as a share, of which none was measured for that reason."""
     notes: list[str] = field(default_factory=list)
     cut: bool = False
     """Whether measurements were left out because the budget ended."""

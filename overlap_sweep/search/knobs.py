@@ -79,7 +79,9 @@ def _around(trail: KnobTrail, effort: Search, origin: Setting, knobs: Sequence[i
     """Measures the single changes of one setting, and the joint settings that they suggest."""
     changes = [change for change in _changes(trail, origin, knobs) if _is_worthwhile(trail, origin, change)]
     possible = [change for change in changes if trail.possible(change)]
-    if len(trail.found.of) == 1 and effort.repeats > 1 and possible:
+    if trail.prior.expected:
+        yield from _best_first(trail, effort, origin, possible)
+    elif len(trail.found.of) == 1 and effort.repeats > 1 and possible:
         # Repeats the baseline: everything is compared with it, and the repetitions show the noise.
         half = (len(possible) + 1) // 2
         yield from trail.measure_again([*possible[:half], origin, *possible[half:], origin])
@@ -100,6 +102,24 @@ def _around(trail: KnobTrail, effort: Search, origin: Setting, knobs: Sequence[i
         _learn(trail, effort, origin, changes)
         yield from trail.measure(_joint(trail, origin, knobs))
         yield from _tell_apart(trail, effort)
+
+
+def _best_first(trail: KnobTrail, effort: Search, origin: Setting, changes: Sequence[Setting]) -> Steps:
+    """Measures single changes one by one, those first that are expected to gain most by what is known then, and leaves
+    out those that cannot gain what is worth a measurement."""
+    yield from trail.measure_again([origin] * (effort.repeats - len(trail.found.of[origin])))
+    change_of = {setting: next(iter(trail.changed(setting, origin).items())) for setting in changes}
+    left = [setting for setting in changes if setting not in trail.found.of]
+    while left and not trail.cut:
+        setting = max(left, key=lambda one: trail.prior.gain(change_of[one]))
+        left.remove(setting)
+        change = change_of[setting]
+        if trail.prior.most(change) < effort.worth:
+            trail.left_out[change] = trail.prior.most(change)
+            continue
+        yield from trail.measure([setting])
+        if origin == trail.baseline and setting in trail.found.of:
+            trail.prior.learn(change, trail.found.gain(origin, setting).time_us / trail.found.time_us(origin))
 
 
 def _changes(trail: KnobTrail, origin: Setting, knobs: Sequence[int]) -> Iterator[Setting]:

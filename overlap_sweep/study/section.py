@@ -21,7 +21,7 @@ from overlap_sweep.results.provenance import measured_on, recorded
 from overlap_sweep.results.records import Records
 from overlap_sweep.results.traces import read_traces
 from overlap_sweep.study import C, CaseAnalysis, R, Study
-from overlap_sweep.study.analysis import analyse, point_row
+from overlap_sweep.study.analysis import Searches, analyse, point_row
 from overlap_sweep.study.effects import with_effects
 from overlap_sweep.study.equality import with_equality
 from overlap_sweep.study.exhibits import exhibits
@@ -191,10 +191,7 @@ def section(study: Study[C, R], sources: Sources) -> Section | None:
     ok = [point for point in points if point.status == "ok"]
     traces = read_traces(ok) if study.reads_traces else {}
     study = study.over(ok, traces)
-    analyses = analyse(study, ok, sources.records.knobs)
-    analyses = with_equality(study, analyses)
-    if study.shows_effects:
-        analyses = with_predictions(study, with_effects(study, analyses))
+    analyses = judged(study, ok, sources.records.knobs)
     placed = {point.directory: row for one in analyses for row in one.rows for point in row.points}
     rows: list[PointRow[R]] = [
         PointRow(point, root, point_row(study, point, placed[point.directory]) if point.status == "ok" else None)
@@ -222,6 +219,13 @@ def section(study: Study[C, R], sources: Sources) -> Section | None:
         problems=[problem for reading in traces.values() for problem in reading.problems],
         warnings=[warning for reading in traces.values() for warning in reading.warnings],
     )
+
+
+def judged(study: Study[C, R], points: Sequence[Point], searches: Searches | None = None) -> list[CaseAnalysis[C, R]]:
+    """Returns an analysis of the `ok` points for each case, whose settings have their equality with the reference,
+    effects and predictions."""
+    analyses = with_equality(study, analyse(study, points, searches))
+    return with_predictions(study, with_effects(study, analyses)) if study.shows_effects else analyses
 
 
 def _answer(study: Study[C, R], analysis: CaseAnalysis[C, R]) -> Answer:

@@ -87,9 +87,23 @@ class Job:
 
 
 @dataclass
+class Optimize:
+    """What `overlap-sweep optimize` tries. Not part of a point."""
+
+    allow: Annotated[str, one_of("exact", "rounding", "training")] = "exact"
+    """Levers that may be tried: `exact`: those that keep results equal bit by bit; `rounding`: also those that sum in
+    another order; `training`: also those that train differently."""
+    memory: Annotated[float, Meta(gt=0.0, le=1.0)] = 0.95
+    """Largest share of a GPU's memory that a setting may use."""
+    levers: list[str] | None = None
+    """Levers or their families to try, such as [ddp, nccl.max_ctas]. null: all that apply."""
+
+
+@dataclass
 class Config(PointConfig):
     workload: WorkloadOptions = field(default_factory=WorkloadOptions)
     job: Job = field(default_factory=Job)
+    optimize: Optimize = field(default_factory=Optimize)
 
     known_keys: ClassVar[Mapping[str, Callable[[], Iterable[str]]]] = {"job.levers": levers.levers}
     precision_option = "job.command"

@@ -1,0 +1,173 @@
+"""Implements `overlap-sweep optimize -- COMMAND`."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from overlap_sweep.commands import output as out
+from overlap_sweep.errors import UsageError, UserError, end
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from overlap_sweep.optimize.answer import Answer
+
+
+class Allow(StrEnum):
+    exact = "exact"
+    rounding = "rounding"
+    training = "training"
+
+
+class Format(StrEnum):
+    text = "text"
+    json = "json"
+
+
+def optimize(
+    words: Annotated[
+        list[str],
+        typer.Argument(metavar="[KEY=VALUE ...] -- COMMAND", help="Options of launch; then your own training command."),
+    ],
+    minutes: Annotated[float, typer.Option(help="Most minutes, the proof included.", min=0.1)] = 30.0,
+    runs: Annotated[int | None, typer.Option(help="Most runs of the command.", min=2)] = None,
+    allow: Annotated[
+        Allow, typer.Option(help="Also levers that sum in another order (rounding) or train differently (training).")
+    ] = Allow.exact,
+    memory: Annotated[str, typer.Option(help="Largest share of a GPU's memory.")] = "95%",
+    levers: Annotated[str | None, typer.Option(help="Only these levers or families, separated by commas.")] = None,
+    ranks: Annotated[
+        int | None, typer.Option(help="Training processes that the command starts; found out otherwise.", min=1)
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Directory of the runs; default: multirun/<date>/<time>.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where the last one, or --output, ended.")] = False,
+    format: Annotated[Format, typer.Option(help="json: the answer for programs.")] = Format.text,
+    fail_expressions: Annotated[list[str] | None, out.fail_if_option("gain < 0.05")] = None,
+) -> None:
+    """Find faster settings for your own training.
+
+    Runs the command as it is, says why its communication is exposed, tries what is predicted to gain most without
+    changing the script, proves the best in runs that take turns with the command as it is, and says what to write.
+    Only changes that keep results equal bit by bit are tried, unless --allow says more.
+
+    \b
+    Examples:
+      overlap-sweep optimize -- torchrun --nproc-per-node=8 train.py --config mine.yaml
+      overlap-sweep optimize --minutes 10 --allow rounding --memory 90% -- bash run.sh
+      overlap-sweep optimize runtime.device=cpu -- torchrun --nproc-per-node=2 docs/train.py
+      overlap-sweep optimize hydra/launcher=slurm hydra.launcher.partition=gpu -- srun python train.py
+
+    Exit status: 0 whatever the answer, 1 error, 2 wrong usage, 3 if --fail-if holds, 130 Ctrl-C.
+    """
+    overrides, command = _parted(words)
+    out.check_fail_if(fail_expressions, _frame(None))
+    from overlap_sweep.commands.launch import main as launch
+    from overlap_sweep.hydra_adapter.overrides import override_value
+    from overlap_sweep.runtime.outcome import outcomes
+
+    sys.argv[1:] = [
+        "-m",
+        "workload=job",
+        "hydra/sweeper=optimize",
+        f"job.command={override_value(_template(command))}",
+        f"search.max_minutes={minutes:g}",
+        *([f"search.max_points={runs}"] if runs else []),
+        f"optimize.allow={allow}",
+        f"optimize.memory={_share(memory):g}",
+        *([f"optimize.levers={override_value(levers.split(','))}"] if levers else []),
+        f"job.ranks={ranks or _ranks(command) or 1}",
+        *([f"hydra.sweep.dir={override_value(str(output))}"] if output else []),
+        *(["resume=last"] if resume and not output else []),
+        *overrides,
+    ]
+    status: object = 0
+    # The answer alone goes to standard output.
+    with contextlib.redirect_stdout(sys.stderr):
+        try:
+            launch()
+        except SystemExit as ended:
+            status = ended.code
+    if not outcomes.root or (not outcomes.answered and not (outcomes.root / "optimize.json").exists()):
+        sys.exit(status or 1)  # type: ignore[arg-type]
+    answer = _printed(outcomes.root, format)
+    if status == 130:
+        sys.exit(130)
+    out.fail_if(fail_expressions, _frame(answer), "answers")
+
+
+def _parted(words: list[str]) -> tuple[list[str], list[str]]:
+    """Returns the overrides and the user's command, between which a `--` stood. UsageError without a command."""
+    typed = sys.argv[1:]
+    if "--" not in typed:
+        raise UsageError("The command is missing; give it after --, as in: overlap-sweep optimize -- torchrun train.py")
+    command = typed[typed.index("--") + 1 :]
+    if not command:
+        raise UsageError("The command is missing after --.")
+    overrides = words[: len(words) - len(command)]
+    if wrong := next((word for word in overrides if "=" not in word), None):
+        raise UsageError(f"{wrong} is no option KEY=VALUE; your command comes after --.")
+    return overrides, command
+
+
+def _template(command: list[str]) -> str:
+    """Returns the command as job.command takes it: without placeholders."""
+    return shlex.join(command).replace("{", "{{").replace("}", "}}")
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise UsageError(f"--memory {text} is no share of the memory; give such as 90% or 0.9.")
+    return share
+
+
+def _ranks(command: list[str]) -> int | None:
+    from overlap_sweep.levers.shells import ranks_of
+
+    return ranks_of(command, {})
+
+
+def _printed(directory: Path, format: Format) -> Answer:
+    """Prints the answer and returns it."""
+    import msgspec
+
+    from overlap_sweep.optimize.answer import in_lines, read_answer
+    from overlap_sweep.report.page import FILE_NAME
+
+    answer, page = read_answer(directory), directory / FILE_NAME
+    if format is Format.json:
+        print(msgspec.json.format(msgspec.json.encode(answer)).decode())
+    else:
+        print("\n".join(in_lines(answer, page if page.exists() else None)))
+    return answer
+
+
+def _frame(answer: Answer | None) -> pd.DataFrame:
+    """Returns the answer's numbers as a row, for --fail-if; None: the columns alone."""
+    import pandas as pd
+
+    from overlap_sweep.optimize.answer import Answer
+
+    types = {name: hint for name, hint in Answer.__annotations__.items() if hint in ("float", "bool", "int", "str")}
+    rows = [] if answer is None else [{name: getattr(answer, name) for name in types}]
+    return pd.DataFrame(rows, columns=[*types]).astype({n: t if t != "str" else "object" for n, t in types.items()})
+
+
+def main() -> None:
+    """Runs the command on the process's arguments."""
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.command()(optimize)
+    try:
+        app(prog_name="overlap-sweep optimize")
+    except UserError as error:
+        end(error)

@@ -1,0 +1,283 @@
+"""What optimizing has found, from the files of its directory: as data, and in a few lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from overlap_sweep.errors import UserError
+from overlap_sweep.levers import OPTION
+from overlap_sweep.optimize.candidates import Candidate, allowed
+from overlap_sweep.optimize.record import OptimizeRecord
+from overlap_sweep.report.numbers import as_duration, as_percent
+from overlap_sweep.results.gain import NO_GAIN, Gain
+from overlap_sweep.results.measured import Scalar
+from overlap_sweep.results.points import Point, read_points
+from overlap_sweep.results.records import KnobRecord
+from overlap_sweep.study.section import judged
+from overlap_sweep.workloads.job.rows import JobRow
+from overlap_sweep.workloads.job.study import STUDY
+
+if TYPE_CHECKING:
+    from overlap_sweep.predict.predictions import Prediction
+    from overlap_sweep.workloads.job.rows import Analysis
+
+AS_IT_IS = "the command as it is"
+MOST_CAUSES = 3
+"""Causes of exposed communication that are named."""
+
+
+class Trial(msgspec.Struct, kw_only=True):
+    """A setting that was run."""
+
+    settings: dict[str, Scalar]
+    """Values of levers, by name; none of the command as it is."""
+    step_us: float | None
+    """None if no run was measured."""
+    noise_us: float | None
+    gain: float | None
+    """Share of the time of the command as it is that it saves."""
+    predicted: float | None
+    """The same as expected before, of a single lever; None if nothing was."""
+    predicted_low: float | None
+    predicted_high: float | None
+    runs: int
+    effect: str
+    """What it changed in what ran; empty without traces."""
+    results: str
+    """Whether it computes the same: equal, rounding, differs or unknown."""
+    reason: str
+    """Why it was not measured, or must not be used."""
+
+
+class Exposed(msgspec.Struct, kw_only=True):
+    """A cause of exposed communication that is left."""
+
+    cause: str
+    where: str
+    lost_us: float
+    """At most that could be gained by mending it."""
+    share: float
+    advice: str
+    change: str
+    """The change that is predicted to mend it best, which may be one of the script's code; empty if none is."""
+    gain_us: float | None
+    low_us: float | None
+    high_us: float | None
+
+
+class Answer(msgspec.Struct, kw_only=True):
+    """What optimizing a training has found."""
+
+    answer: str
+    """In a sentence."""
+    settings: dict[str, Scalar]
+    """Levers to set, by name; empty: keep the command as it is."""
+    gain: float
+    """Share of the step's time that they save."""
+    low: float
+    """Ends of the gain's 95 % confidence interval."""
+    high: float
+    proven: bool
+    """Whether it was faster beyond the noise in runs that alternated with the command as it is."""
+    step_us: float
+    """Of the command as it is."""
+    best_us: float
+    lines: list[str]
+    """What to write: the command to run, and lines of code."""
+    memory_gb: float | None
+    """Peak on one GPU with these settings; None on a CPU."""
+    memory_before_gb: float | None
+    results: str
+    trials: list[Trial]
+    left_out: dict[str, str]
+    """Why each other lever was not tried, by its name."""
+    not_allowed: list[Candidate]
+    """What --allow would add, what is expected to gain most first."""
+    exposed: list[Exposed]
+    runs: int
+    minutes: float
+    stopped: str
+    """Why it ended early; empty if it did not."""
+    cautions: list[str]
+
+
+def read_answer(directory: Path) -> Answer:
+    """Returns the answer so far. UserError if the directory has none."""
+    path = directory / OptimizeRecord.FILE
+    if not path.exists():
+        raise UserError(f"{directory} has no {OptimizeRecord.FILE}: the command was not measured as it is.")
+    record, knobs = OptimizeRecord.read(path), KnobRecord.read(directory / KnobRecord.FILE)
+    points = read_points(directory).points
+    analyses = judged(STUDY, [point for point in points if point.status == "ok"], {directory: knobs})
+    # The command as it is was measured, so there is one; a first run with another number of ranks failed.
+    (analysis,) = analyses
+    return _answer(analysis, points, record, knobs)
+
+
+def _answer(analysis: Analysis, points: Sequence[Point], record: OptimizeRecord, knobs: KnobRecord) -> Answer:
+    best, reference = analysis.best, analysis.reference
+    (searched,) = knobs.searches
+    is_better = best is not reference and analysis.gain is not None and analysis.proven
+    gain = analysis.gain if is_better and analysis.gain else NO_GAIN
+    winner = best if is_better else reference
+    write = STUDY.to_write(analysis) if is_better else ""
+    seen = "" if is_better or not searched.best else _not_proven(searched.best, searched.gain)
+    return Answer(
+        answer=_sentence(winner, gain, seen=seen, is_better=is_better),
+        settings=_settings(winner),
+        gain=gain.share,
+        low=gain.share - gain.noise,
+        high=gain.share + gain.noise,
+        proven=is_better,
+        step_us=reference.time_us,
+        best_us=winner.time_us,
+        lines=[f"run: {STUDY.to_use(analysis)}", *write.splitlines()] if is_better else [],
+        memory_gb=winner.peak_memory_gb,
+        memory_before_gb=reference.peak_memory_gb,
+        results=winner.equality.verdict if winner.equality and is_better else "equal",
+        trials=[*_trials(analysis, record), *_failed(points)],
+        left_out=record.left_out | dict.fromkeys(record.hopeless, "nothing could be gained, by what was predicted"),
+        not_allowed=[one for one in record.candidates if not allowed(one.needs, record.allow)],
+        exposed=list(_exposed(winner)),
+        runs=record.points,
+        minutes=record.elapsed_s / 60,
+        stopped=record.stopped,
+        cautions=[],
+    )
+
+
+def _sentence(winner: JobRow, gain: Gain, *, seen: str, is_better: bool) -> str:
+    if is_better:
+        return f"Use {winner.setting}: {gain.in_words(AS_IT_IS)}, proven in runs that took turns."
+    return f"Keep the command as it is: nothing that was tried is faster beyond the noise.{seen}"
+
+
+def _not_proven(best: dict[str, str], gain: Gain | None) -> str:
+    names = ", ".join(f"{key.removeprefix(OPTION)}={value}" for key, value in best.items())
+    return f" {names} seemed {gain.in_words('it') if gain else 'faster'}, NOT PROVEN."
+
+
+def _settings(row: JobRow) -> dict[str, Scalar]:
+    return {name.removeprefix(OPTION): value for name, value in row.options.items() if name.startswith(OPTION)}
+
+
+def _trials(analysis: Analysis, record: OptimizeRecord) -> Iterator[Trial]:
+    expected = {(one.lever, repr(one.value)): one for one in record.candidates if one.basis != "unknown"}
+    for row in analysis.rows:
+        settings = _settings(row)
+        single = next(iter(settings.items())) if len(settings) == 1 else None
+        one = expected.get((single[0], repr(single[1]))) if single else None
+        yield Trial(
+            settings=settings,
+            step_us=row.time_us,
+            noise_us=row.step.noise_us,
+            gain=1 - row.time_us / analysis.reference.time_us,
+            predicted=one.gain if one else None,
+            predicted_low=one.low if one else None,
+            predicted_high=one.high if one else None,
+            runs=len(row.points),
+            effect=row.effect.in_brief if row.effect else "",
+            results=row.equality.verdict if row.equality else "",
+            reason="",
+        )
+
+
+def _failed(points: Sequence[Point]) -> Iterator[Trial]:
+    """Yields what was tried and has no times, with the reason."""
+    for point in points:
+        if point.status not in ("ok", "missing") and point.result:
+            options = STUDY.options(point)
+            yield Trial(
+                settings={name.removeprefix(OPTION): v for name, v in options.items() if name.startswith(OPTION)},
+                **dict.fromkeys(("step_us", "noise_us", "gain", "predicted", "predicted_low", "predicted_high"), None),
+                runs=1,
+                effect="",
+                results="",
+                reason=point.result.reason,
+            )
+
+
+def _exposed(row: JobRow) -> Iterator[Exposed]:
+    """Yields the causes that are left with a setting, and the best change for each, from its traces."""
+    causes = [one for one in row.causes if one.cause != "none"][:MOST_CAUSES]
+    predictions = _mends(row, [one.cause for one in causes])
+    for one in causes:
+        mend = predictions.get(one.cause)
+        yield Exposed(
+            cause=one.cause,
+            where=one.where,
+            lost_us=one.lost_us,
+            share=one.share,
+            advice=one.advice,
+            change=mend.change if mend else "",
+            gain_us=mend.gain_us if mend else None,
+            low_us=mend.step_us - mend.high_us if mend and mend.high_us is not None else None,
+            high_us=mend.step_us - mend.low_us if mend and mend.low_us is not None else None,
+        )
+
+
+def _mends(row: JobRow, causes: Sequence[str]) -> dict[str, Prediction]:
+    side = STUDY.side(row)
+    if side is None or not side.traces:
+        return {}
+    # Imported here, because numpy is only needed to read traces.
+    from overlap_sweep.predict.predictions import that_mend
+    from overlap_sweep.predict.runs import predictions_of
+
+    changes = that_mend(causes)
+    told = predictions_of(side.traces, [change for own in changes.values() for change in own])
+    best = {
+        cause: max((told[one] for one in own if one in told), key=lambda one: one.gain_us or 0.0, default=None)
+        for cause, own in changes.items()
+    }
+    return {cause: one for cause, one in best.items() if one and (one.gain_us or 0.0) > 0}
+
+
+def in_lines(answer: Answer, report: Path | None) -> list[str]:
+    """Returns the answer in five lines, but for lines to write."""
+    lines = [answer.answer, *(f"  {line}" for line in answer.lines)]
+    if answer.settings:
+        memory = ""
+        if answer.memory_gb is not None and answer.memory_before_gb is not None:
+            memory = f"; memory {answer.memory_gb:.1f} GB on a GPU instead of {answer.memory_before_gb:.1f}"
+        lines.append(f"Results: {_RESULTS.get(answer.results, answer.results)}{memory}.")
+    lines.append(_still_exposed(answer.exposed))
+    lines.append(_tried(answer))
+    return [*lines, *([f"All that was measured: {report}"] if report else [])]
+
+
+_RESULTS = {
+    "equal": "equal bit by bit, as far as was seen",
+    "rounding": "equal but for rounding",
+    "differs": "they differ; compare losses over a longer training",
+    "unknown": "whether they are equal is unknown",
+}
+
+
+def _still_exposed(exposed: Sequence[Exposed]) -> str:
+    if not exposed:
+        return "Communication is hardly exposed."
+    return f"Still exposed, of a step: {'; '.join(map(_of_cause, exposed))}."
+
+
+def _of_cause(one: Exposed) -> str:
+    where = f" in {one.where}" if one.where else ""
+    found = f"{one.cause} {as_percent(one.share)}{where}"
+    if one.gain_us is None or one.low_us is None or one.high_us is None:
+        return f"{found}{f' ({one.advice})' if one.advice else ''}"
+    low, high = (f"{us / 1000:.1f}" for us in (one.low_us, one.high_us))
+    return f"{found} ({one.change} is predicted to gain {one.gain_us / 1000:.1f} ms ({low} to {high}))"
+
+
+def _tried(answer: Answer) -> str:
+    settings = len([one for one in answer.trials if one.settings])
+    early = f"; ended early: {answer.stopped}" if answer.stopped else ""
+    tried = f"Tried {settings} settings in {answer.runs} runs, {as_duration(60 * answer.minutes)}{early}."
+    if answer.not_allowed:
+        best = answer.not_allowed[0]
+        tried += f" {len(answer.not_allowed)} values need --allow {best.needs}, the best {best.name}: {best.in_words}."
+    return tried

@@ -1,0 +1,165 @@
+"""What is worth trying in a training: levers that apply to it, by what each is expected to gain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from overlap_sweep.errors import UsageError, nearest
+from overlap_sweep.levers import Lever, Value, levers, programs
+from overlap_sweep.levers.training import Training
+from overlap_sweep.search.prior import Expected
+
+if TYPE_CHECKING:
+    from overlap_sweep.predict.predictions import Prediction
+
+Allowed = Literal["exact", "rounding", "training"]
+_ALLOWED: Mapping[str, Allowed] = {"exact": "exact", "rounding": "rounding", "trains differently": "training"}
+"""What has to be allowed for a lever to be tried, by its `results`."""
+_ORDER: Sequence[Allowed] = ("exact", "rounding", "training")
+
+OF_BOUND = 0.38
+"""Part of a bound that is gained in the median: 0.30, 0.47, 0.20, 0.38 and 1.11 in five pairs of recordings
+(docs/results/2026-11-23-diagnosis.md)."""
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """A value of a lever, and what it is expected to gain."""
+
+    lever: str
+    value: Value
+    needs: Allowed
+    """What has to be allowed for it to be tried."""
+    basis: Literal["predicted", "bound", "unknown"]
+    """`bound`: no more can be gained; `unknown`: nothing in the recording says what it does."""
+    gain: float
+    """Shares of the step's time; losses are negative."""
+    low: float
+    high: float
+    why: str
+    """The change that was predicted, or the cause that it can mend."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.lever}={programs.text(self.value)}"
+
+    @property
+    def expected(self) -> Expected | None:
+        """Returns what a search is given; None if nothing is known."""
+        if self.basis == "unknown":
+            return None
+        return Expected(self.gain, self.low, self.high, is_predicted=self.basis == "predicted")
+
+    @property
+    def in_words(self) -> str:
+        """Returns such as `5.1% faster (2.0 to 8.3)`, or `at most 7.0% (issued_late)`."""
+        if self.basis == "unknown":
+            return "unknown"
+        if self.basis == "bound":
+            return f"at most {self.high:.1%} ({self.why})"
+        word = "faster" if self.gain >= 0 else "slower"
+        low, high = sorted((self.low, self.high) if self.gain >= 0 else (-self.high, -self.low))
+        return f"{abs(self.gain):.1%} {word} ({100 * low:.1f} to {100 * high:.1f})"
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What is known of a training from its first run."""
+
+    training: Training
+    shares: Mapping[str, float] = field(default_factory=dict)
+    """What fixing each cause could gain at most, as a share of the step; of causes that were found."""
+    predict: Callable[[Sequence[str]], Mapping[str, Prediction]] = lambda changes: {}
+    """Returns the predictions for changes of `predict`, by change."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that the command is started with."""
+
+
+def candidates(recorded: Recorded, wanted: Collection[str] | None = None) -> tuple[list[Candidate], dict[str, str]]:
+    """Returns the values that may change the training, what is expected to gain most first, and why each other lever is
+    left out, by its name. `wanted`: levers or families; None: all. UsageError for an unknown one."""
+    chosen = dict(_chosen(wanted))
+    reasons = {name: reason for name, lever in chosen.items() if (reason := _not_here(name, lever, recorded))}
+    values = {
+        (name, value): _change(name, lever, value)
+        for name, lever in chosen.items()
+        if name not in reasons
+        for value in _values(lever, recorded.environment)
+    }
+    changes = [change for change in dict.fromkeys(change for change, _ in values.values()) if change]
+    told = recorded.predict(changes) if changes else {}
+    found = [
+        _candidate(name, chosen[name], value, told.get(change), recorded.shares, is_bound=is_bound)
+        for (name, value), (change, is_bound) in values.items()
+    ]
+    return sorted(found, key=lambda one: (one.basis == "unknown", -one.gain)), reasons
+
+
+def _chosen(wanted: Collection[str] | None) -> Iterator[tuple[str, Lever]]:
+    known = levers()
+    for name in wanted if wanted is not None else known:
+        own = {each: one for each, one in known.items() if each == name or each.startswith(f"{name}.")}
+        if not own:
+            near = nearest(name, [*known, *(each.partition(".")[0] for each in known)])
+            raise UsageError(
+                f"Unknown lever {name}. {f'Did you mean {near}?' if near else '`analyze.py levers` lists them.'}"
+            )
+        yield from own.items()
+
+
+def _not_here(name: str, lever: Lever, recorded: Recorded) -> str:
+    """Returns why a lever is not worth a trial in this training; empty if it may be."""
+    applies = recorded.training.applies(name, lever)
+    if applies.startswith("no: "):
+        return applies.removeprefix("no: ")
+    if lever.causes and not recorded.shares.keys() & {*lever.causes}:
+        return f"it mends {', '.join(lever.causes)}, which the recording does not show"
+    return ""
+
+
+def _values(lever: Lever, environment: Mapping[str, str]) -> Iterator[Value]:
+    """Yields the values that change something: those of single process groups are for who knows their names."""
+    for value in lever.values:
+        is_default = lever.default is not None and value == lever.default and isinstance(value, type(lever.default))
+        is_set = lever.environment and environment.get(lever.environment) == lever.assigned(value)
+        of_one_group = lever.pattern and isinstance(value, str) and ":" in value
+        # What a script does not set itself has the default, but variables may be set by anyone.
+        if not ((is_default and not lever.environment) or is_set or of_one_group):
+            yield value
+
+
+def _change(name: str, lever: Lever, value: Value) -> tuple[str, bool]:
+    """Returns the change of `predict` that a value is, empty if it is none, and whether that is a bound."""
+    # Imported here, because numpy is only needed to read traces.
+    from overlap_sweep.predict.predictions import CHANGES
+
+    text = programs.text(value)
+    if lever.change or lever.at_most:
+        return (lever.change or lever.at_most).replace("{value}", text), bool(lever.at_most)
+    return (f"{name}={text}", False) if name in CHANGES else ("", False)
+
+
+def _candidate(
+    name: str, lever: Lever, value: Value, told: Prediction | None, shares: Mapping[str, float], *, is_bound: bool
+) -> Candidate:
+    needs = _ALLOWED[lever.results]
+    if told and told.gain_us is not None and told.low_us is not None and told.high_us is not None:
+        gain, low, high = (
+            1 - time_us / told.step_us for time_us in (told.step_us - told.gain_us, told.high_us, told.low_us)
+        )
+        if is_bound or told.status == "bound":
+            return Candidate(name, value, needs, "bound", OF_BOUND * gain, low, max(high, 0.0), told.change)
+        return Candidate(name, value, needs, "predicted", gain, low, high, told.change)
+    found = {cause: shares[cause] for cause in lever.causes if cause in shares}
+    if not found:
+        return Candidate(name, value, needs, "unknown", 0.0, 0.0, 0.0, "")
+    cause = max(found, key=found.__getitem__)
+    return Candidate(name, value, needs, "bound", OF_BOUND * found[cause], 0.0, found[cause], cause)
+
+
+def allowed(needs: Allowed, allow: Allowed) -> bool:
+    """Returns whether what is needed is among what is allowed."""
+    return _ORDER.index(needs) <= _ORDER.index(allow)

@@ -1,0 +1,233 @@
+"""`hydra/sweeper=optimize`: tries levers in the user's own training, and proves what is faster.
+
+1. The command runs twice as it is, with traces: what its steps are made of, and how noisy it is.
+2. What each lever that applies is expected to gain follows from that recording: predictions, and bounds by the causes
+   that it can mend (`candidates`).
+3. The knob search tries them, what is expected to gain most first, then together what helped, and proves the best in
+   runs that alternate with the command as it is (`search.knobs`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from overlap_sweep import workloads
+from overlap_sweep.errors import UsageError, UserError
+from overlap_sweep.hydra_adapter.overrides import override_value
+from overlap_sweep.levers import OPTION
+from overlap_sweep.levers.training import Training
+from overlap_sweep.optimize.candidates import Allowed, Candidate, Recorded, allowed, candidates
+from overlap_sweep.optimize.checks import objection, point_of
+from overlap_sweep.optimize.record import OptimizeRecord
+from overlap_sweep.recorder.recording import started_ranks
+from overlap_sweep.report.numbers import as_percent, as_us, some_of
+from overlap_sweep.results.records import KnobRecord
+from overlap_sweep.results.run_directory import Result
+from overlap_sweep.runtime.outcome import outcomes
+from overlap_sweep.runtime.point import limits
+from overlap_sweep.runtime.progress import announce, shown_waiting
+from overlap_sweep.search import Setting, conduct
+from overlap_sweep.search.knob_space import KnobSpace
+from overlap_sweep.search.knob_sweeper import Searching
+from overlap_sweep.search.knob_trail import Answer, Knob, KnobTrail
+from overlap_sweep.search.knobs import search
+from overlap_sweep.search.measured import Measurements, SearchInputs
+from overlap_sweep.search.prior import Prior
+from overlap_sweep.workloads.job.config import Optimize, Resolved
+from overlap_sweep.workloads.job.result import JobRun
+
+FIRST_RUNS = 2
+"""Runs of the command as it is before anything else: by two its noise is known, and whether it repeats its results."""
+
+NULL = "null"
+"""Value of a lever that leaves the script as it is."""
+
+
+def optimize(inputs: SearchInputs) -> None:
+    """Tries levers until nothing more helps or the budget is over, and writes knobs.json and optimize.json after every
+    trial. UserError, before anything runs, for a wrong option, and if the command as it is cannot be measured."""
+    with shown_waiting("composing what is run"):
+        space = _base(inputs)
+    measurements = Measurements.begin(inputs)
+    announce([space.point()], outcomes)
+    space, first = _first_runs(inputs, space, measurements)
+    directory = measurements.directory
+    wanted = Optimize(**inputs.config.optimize)
+    allow: Allowed = wanted.allow  # type: ignore[assignment]
+    with shown_waiting("reading the traces"):
+        recorded = _recorded(directory, first)
+        found, left_out = candidates(recorded, wanted.levers)
+    record = OptimizeRecord(
+        command=str(inputs.config.job.command),
+        allow=allow,
+        first_runs=[result.name for result in first],
+        candidates=found,
+        left_out=left_out,
+    )
+    tried = [one for one in found if allowed(one.needs, allow)]
+    for line in _worth_trying(first, recorded, found, tried):
+        print(f"optimize: {line}", flush=True)
+    space.knobs = _knobs(tried)
+    reference = [point_of(directory, result.name) for result in first]
+    searching = Searching(
+        space,
+        measurements,
+        share=1.0,
+        prior=_prior(space.knobs, tried),
+        objection=partial(objection, directory=directory, reference=reference, allow=allow, memory=wanted.memory),
+    )
+
+    def write() -> None:
+        budget, trail = measurements.budget, searching.trail
+        record.points, record.elapsed_s = budget.points, budget.elapsed_s
+        record.scale, record.stopped = trail.prior.scale, searching.found.stopped
+        record.hopeless = [f"{trail.knobs[index].key.removeprefix(OPTION)}={value}" for index, value in trail.left_out]
+        record.write(directory)
+        KnobRecord(
+            points=budget.points,
+            reused=measurements.reused,
+            elapsed_s=budget.elapsed_s,
+            searches=[searching.found],
+            finals=[],
+        ).write(directory)
+
+    def measure(settings: Sequence[Setting]) -> list[Answer]:
+        write()
+        if line := searching.progress:
+            print(f"optimize: {line}", flush=True)
+        with limits.give_up(_too_slow_us(searching.trail, inputs.config.search.reach)):
+            return searching.measure(settings)
+
+    conduct(search(searching.trail, inputs.config.search), measure)
+    searching.ended = True
+    write()
+    outcomes.answered = searching.found.time_us is not None
+
+
+def _base(inputs: SearchInputs) -> KnobSpace:
+    """Returns the command as it is. UsageError for an option with several values."""
+    several = next((key for key, texts in inputs.values.items() if len(texts) > 1), None)
+    if several:
+        raise UsageError(f"optimize chooses what to try; give one value of {several}, or sweep it with launch.")
+    if inputs.config.workload.name != "job":
+        raise UsageError("hydra/sweeper=optimize is for workload=job.")
+    return _space(inputs, [f"{key}={text}" for key, (text,) in inputs.values.items()])
+
+
+def _space(inputs: SearchInputs, overrides: Sequence[str]) -> KnobSpace:
+    """Returns the space without levers. UserError if its point makes no sense."""
+    space = KnobSpace(inputs, overrides)
+    point = space.point()
+    space.label = f"{workloads.of(point).subject(point)} on {point.world_size} ranks"
+    if reason := workloads.of(point).refusal(point):
+        raise UserError(f"{reason}.")
+    return space
+
+
+def _first_runs(inputs: SearchInputs, space: KnobSpace, measurements: Measurements) -> tuple[KnobSpace, list[Result]]:
+    """Returns the command as it is, with the number of ranks that it starts, and its first runs. UserError if one has
+    no times or no traces."""
+    found = _runs(space, measurements)
+    started = started_ranks(measurements.directory / found[0].name)
+    if found[0].status != "ok" and started and started != space.point().world_size:
+        print(f"optimize: the command starts {started} training processes", flush=True)
+        kept = [override for override in space.overrides if not override.startswith("job.ranks=")]
+        space = _space(inputs, [*kept, f"job.ranks={started}"])
+        found = _runs(space, measurements)
+    for result in found:
+        if result.status != "ok":
+            raise UserError(f"The command as it is cannot be measured: {result.reason}")
+        if not result.traces:
+            raise UserError(f"No trace was recorded ({some_of(result.warnings) or 'profile=none'}); see {result.name}.")
+    return space, found
+
+
+def _runs(space: KnobSpace, measurements: Measurements) -> list[Result]:
+    """Returns FIRST_RUNS runs, or the first one if that failed. UserError if the budget ends before."""
+    found: list[Result] = []
+    for run in range(FIRST_RUNS):
+        (result,) = measurements.measure([space.job((), run)])
+        if result is None:
+            raise UserError(f"{measurements.budget.why_spent} before the command had run {FIRST_RUNS} times; raise it.")
+        found.append(result)
+        if result.status != "ok":
+            break
+    return found
+
+
+def _recorded(directory: Path, first: Sequence[Result]) -> Recorded:
+    """Returns what the first run says of the training."""
+    # Imported here, because numpy is only needed to read traces.
+    from overlap_sweep.diagnosis.runs import read_ranks
+    from overlap_sweep.predict.runs import predictions_of
+
+    result = first[0]
+    point, run = result.point_as(Resolved), result.measured_as(JobRun)
+    command = workloads.of(point).users_command
+    assert command
+    mine = command(point)
+    traces = [directory / result.name / name for name in result.traces]
+    facts = [one.facts for one in read_ranks(traces[:1]).values() if one.facts]
+    training = Training(
+        libraries=facts[0].libraries if facts else None,
+        words=mine.words,
+        texts=mine.texts,
+        elsewhere=mine.elsewhere,
+        on_cpu=point.runtime.device == "cpu",
+    )
+    shares: dict[str, float] = {}
+    for one in run.causes:
+        shares[one.cause] = max(one.share, shares.get(one.cause, 0.0))
+    environment = {**os.environ, **{name: str(value) for name, value in point.job.env.items() if value is not None}}
+    return Recorded(training, shares, lambda changes: predictions_of(traces, changes), environment)
+
+
+def _knobs(tried: Sequence[Candidate]) -> tuple[Knob, ...]:
+    by_lever: dict[str, list[str]] = {}
+    for one in tried:
+        by_lever.setdefault(one.lever, []).append(override_value(one.value))
+    return tuple(Knob(f"{OPTION}{lever}", (NULL, *values)) for lever, values in by_lever.items())
+
+
+def _prior(knobs: Sequence[Knob], tried: Sequence[Candidate]) -> Prior:
+    index = {knob.key: number for number, knob in enumerate(knobs)}
+    return Prior(
+        {
+            (index[f"{OPTION}{one.lever}"], override_value(one.value)): one.expected
+            for one in tried
+            if one.expected is not None
+        }
+    )
+
+
+def _too_slow_us(trail: KnobTrail, reach: float) -> float | None:
+    """Returns the median time of a step from which a trial is given up; None before the noise is known."""
+    runs = trail.found.of.get(trail.baseline, [])
+    if len(runs) < FIRST_RUNS:
+        return None
+    return max(max(one.times_us) for one in runs) * (1 + reach)
+
+
+def _worth_trying(
+    first: Sequence[Result], recorded: Recorded, found: Sequence[Candidate], tried: Sequence[Candidate]
+) -> list[str]:
+    """Returns what the step is made of and what is tried, in lines."""
+    runs = [result.measured_as(JobRun) for result in first]
+    lines = [f"a step takes {some_of([as_us(run.mean_us) for run in runs])} us in {len(runs)} runs as it is"]
+    run = runs[0]
+    if run.exposed_comm_us is not None and run.profiled_us:
+        causes = some_of(f"{cause} {as_percent(share)}" for cause, share in recorded.shares.items() if cause != "none")
+        share = min(run.exposed_comm_us / run.profiled_us, 1.0)
+        lines.append(
+            f"communication is exposed for {as_percent(share)} of it; could gain at most: {causes or 'nothing'}"
+        )
+    lines.append(f"{len(tried)} values of levers apply" + (", the best first:" if tried else ""))
+    width = max((len(one.name) for one in tried), default=0)
+    lines += [f"  {one.name:{width}}  {one.in_words}" for one in tried]
+    if more := [one for one in found if one not in tried]:
+        best = max(more, key=lambda one: one.gain)
+        lines.append(f"{len(more)} more need --allow {best.needs}, such as {best.name}: {best.in_words}")
+    return lines
