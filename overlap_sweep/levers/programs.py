@@ -101,7 +101,7 @@ class Change:
     def settings(self) -> dict[str, str]:
         """Returns the values of the options by their plain names."""
         if self.program == "deepspeed":
-            return {_plain(self.lever.argument): text(self.value)}
+            return {plain(self.lever.argument): text(self.value)}
         return _settings(self.words)
 
 
@@ -118,7 +118,7 @@ def change(lever: Lever, value: Value) -> Change:
     elif isinstance(value, bool) and boolean != "word":
         others = (re.sub(r"(.*\.)", r"\1no-", option),) if boolean == "negated" else ()
         words = (option,) if value else others
-    return Change(lever, value, words, tuple(map(_plain, (option, *others))))
+    return Change(lever, value, words, tuple(map(plain, (option, *others))))
 
 
 def written(lever: Lever, value: Value) -> str:
@@ -174,7 +174,7 @@ def refusal(changes: Mapping[str, Change], command: Command, *, override: bool) 
         program = PROGRAMS[one.program]
         if not is_recognised(one.program, command):
             return f"{name} cannot be applied: {program.title} is not found in the command ({program.wanted})"
-        found = options.setdefault(one.program, _given(one.program, command))
+        found = options.setdefault(one.program, options_of(one.program, command))
         own = {option: found[option] for option in one.replaced if option in found}
         if not override and any(_value(text) != _value(one.settings.get(option)) for option, text in own.items()):
             return (
@@ -241,10 +241,10 @@ def _launch(words: Sequence[str]) -> int:
     return 0
 
 
-def _given(program: str, command: Command) -> dict[str, str]:
+def options_of(program: str, command: Command) -> dict[str, str]:
     """Returns the options that a command gives a program, also by the program's file, by their plain names."""
     if program == "deepspeed":
-        return {_plain(path): text for path, text in _flat(_json(command) or {})}
+        return {plain(path): text for path, text in _flat(_json(command) or {})}
     own = _settings(command.words[_place(program, command.words)])
     if program != "accelerate":
         return own
@@ -253,7 +253,7 @@ def _given(program: str, command: Command) -> dict[str, str]:
     except yaml.YAMLError:
         # accelerate itself says what is wrong with it.
         config = {}
-    in_file = {f"--{_plain(name.rpartition('.')[2])}": text for name, text in _flat(config)}
+    in_file = {f"--{plain(name.rpartition('.')[2])}": text for name, text in _flat(config)}
     return in_file | {"--use-fsdp": text(config.get("distributed_type") == "FSDP")} | own
 
 
@@ -281,7 +281,7 @@ def text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _plain(option: str) -> str:
+def plain(option: str) -> str:
     """Returns the option with dashes, since most programs take them for underscores."""
     return option.replace("_", "-")
 
@@ -295,9 +295,9 @@ def _options(words: Sequence[str]) -> Iterator[tuple[str, str, Sequence[str]]]:
         if not _OPTION.match(word):
             yield "", "", [word]
         elif has_value or not rest or _OPTION.match(rest[0]):
-            yield _plain(name), value if has_value else "true", [word]
+            yield plain(name), value if has_value else "true", [word]
         else:
-            yield _plain(name), rest[0], [word, rest.pop(0)]
+            yield plain(name), rest[0], [word, rest.pop(0)]
 
 
 def _settings(words: Sequence[str]) -> dict[str, str]:
@@ -317,5 +317,5 @@ def _value(text: str | None) -> object:
 
 def _holds(condition: str, options: Mapping[str, str]) -> bool:
     name, _, wanted = condition.partition("=")
-    own = options.get(_plain(name), "false").lower()
+    own = options.get(plain(name), "false").lower()
     return own == wanted if wanted else own not in ("false", "0")

@@ -60,6 +60,12 @@ def program_words(words: Sequence[str]) -> Sequence[str]:
     return found.words if found else words
 
 
+def all_words(words: Sequence[str]) -> list[str]:
+    """Returns the words with those of the text of `bash -c`, if it is one simple command, in place of the text."""
+    found = _simple(words)
+    return [*words[: found.at], *found.words] if found else [*words]
+
+
 def changed(words: Sequence[str], changes: Iterable[programs.Change], json_name: str = "") -> list[str]:
     """Returns the words with all changes, as `programs.changed`, in a shell's text if the program is there."""
     found = _simple(words)
