@@ -91,12 +91,13 @@ class _CommandOrDirectory(TyperGroup):
             print_error(in_words(error))
             ctx.exit(1)
         except USAGE_ERROR as error:
-            print_error(_usage_error(error, ctx.command_path))
+            print_error(usage_error(error, ctx.command_path))
             ctx.exit(2)
         return returned
 
 
-def _usage_error(error: Any, program: str) -> str:
+def usage_error(error: Any, program: str) -> str:
+    """Returns what is wrong with a command line, in one sentence."""
     if near := getattr(error, "possibilities", None):
         return f"Unknown option {error.option_name}. Did you mean {near[0]}?"
     where = error.ctx.command_path if error.ctx else program

@@ -12,12 +12,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from overlap_sweep.commands import output as out
+from overlap_sweep.commands.command_line import USAGE_ERROR, usage_error
 from overlap_sweep.errors import UsageError, UserError, end
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from overlap_sweep.optimize.answer import Answer
+
+
+NAME = "overlap-sweep optimize"
 
 
 class Allow(StrEnum):
@@ -33,9 +37,9 @@ class Format(StrEnum):
 
 def optimize(
     words: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(metavar="[KEY=VALUE ...] -- COMMAND", help="Options of launch; then your own training command."),
-    ],
+    ] = None,
     minutes: Annotated[float, typer.Option(help="Most minutes, the proof included.", min=0.1)] = 30.0,
     runs: Annotated[int | None, typer.Option(help="Most runs of the command.", min=2)] = None,
     allow: Annotated[
@@ -66,10 +70,11 @@ def optimize(
 
     Exit status: 0 whatever the answer, 1 error, 2 wrong usage, 3 if --fail-if holds, 130 Ctrl-C.
     """
-    overrides, command = _parted(words)
+    overrides, command = _parted(words or [])
     out.check_fail_if(fail_expressions, _frame(None))
     from overlap_sweep.commands.launch import main as launch
     from overlap_sweep.hydra_adapter.overrides import override_value
+    from overlap_sweep.levers.launchers import started_processes
     from overlap_sweep.runtime.outcome import outcomes
 
     sys.argv[1:] = [
@@ -82,7 +87,7 @@ def optimize(
         f"optimize.allow={allow}",
         f"optimize.memory={_share(memory):g}",
         *([f"optimize.levers={override_value(levers.split(','))}"] if levers else []),
-        f"job.ranks={ranks or _ranks(command) or 1}",
+        f"job.ranks={ranks or started_processes(command, {}) or 1}",
         *([f"hydra.sweep.dir={override_value(str(output))}"] if output else []),
         *(["resume=last"] if resume and not output else []),
         *overrides,
@@ -131,12 +136,6 @@ def _share(text: str) -> float:
     return share
 
 
-def _ranks(command: list[str]) -> int | None:
-    from overlap_sweep.levers.shells import ranks_of
-
-    return ranks_of(command, {})
-
-
 def _printed(directory: Path, format: Format) -> Answer:
     """Prints the answer and returns it."""
     import msgspec
@@ -164,10 +163,12 @@ def _frame(answer: Answer | None) -> pd.DataFrame:
 
 
 def main() -> None:
-    """Runs the command on the process's arguments."""
+    """Runs the command on the process's arguments and exits."""
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    app.command()(optimize)
+    app.command(context_settings={"help_option_names": ["-h", "--help"]})(optimize)
     try:
-        app(prog_name="overlap-sweep optimize")
+        sys.exit(app(prog_name=NAME, standalone_mode=False))
     except UserError as error:
         end(error)
+    except USAGE_ERROR as error:
+        end(UsageError(usage_error(error, NAME)))
