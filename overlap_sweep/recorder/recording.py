@@ -5,7 +5,8 @@ Every rank writes one recording. It is whole or absent, and the rank's trace is 
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,6 +19,8 @@ from overlap_sweep.startup.sitecustomize import VARIABLE as RECORD_VARIABLE
 
 LEAST_STEPS = 3
 """Fewest timed steps of a measurement."""
+GIVE_UP_STEPS = (5, 10)
+"""Numbers of timed steps after which a run that is too slow is given up."""
 STEPS_FILE = "job_steps"
 """File with the number of ranks as soon as any rank has ended a step, so that recordings are worth waiting for."""
 PROFILER_STEPS = 3
@@ -44,6 +47,16 @@ class Wanted(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Values of levers that the processes apply themselves, by name."""
     levers_override: bool = False
     """Change constructors' arguments that the script gives itself, too."""
+    give_up_us: Us | None = None
+    """Median of the host's times between timed steps above which a run is given up. None: never."""
+
+    def gives_up(self, ends_s: Sequence[float]) -> bool:
+        """Returns whether a run is too slow whose timed steps ended at these times, the first of which is where times
+        begin."""
+        if self.give_up_us is None or len(ends_s) - 1 not in GIVE_UP_STEPS:
+            return False
+        times_s = sorted(end_s - start_s for start_s, end_s in pairwise(ends_s))
+        return times_s[len(times_s) // 2] * 1e6 > self.give_up_us
 
     @property
     def needed(self) -> int:
@@ -102,6 +115,8 @@ class Recording(msgspec.Struct, kw_only=True):
     """What only the process knows: versions of torch, CUDA, cuDNN, NCCL; the GPU's name, number and memory."""
     problems: list[str] = []
     """A sentence for each thing that could not be recorded."""
+    gave_up: bool = False
+    """Whether it ended early, without a trace, because its steps took longer than `give_up_us`."""
 
 
 def number_of(number: float | str) -> float:

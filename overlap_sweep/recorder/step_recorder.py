@@ -166,6 +166,7 @@ class StepRecorder:
         self._profiled_from_s: float | None = None
         self._state: PendingState | None = None
         self._ends_s: list[float] = []
+        self._gave_up = False
         self._clock: GpuClock | None = None
         self._peak_memory_gb: float | None = None
 
@@ -209,7 +210,8 @@ class StepRecorder:
                 self._finish()
         elif self._ends_s:
             self._take_time()
-            if len(self._ends_s) > self._wanted.steps:
+            self._gave_up = self._wanted.gives_up(self._ends_s)
+            if self._gave_up or len(self._ends_s) > self._wanted.steps:
                 self._end_of_times()
         else:
             self._skip(loss)
@@ -258,7 +260,7 @@ class StepRecorder:
     def _end_of_times(self) -> None:
         if self._clock is not None:
             self._peak_memory_gb = sys.modules["torch"].cuda.max_memory_allocated() / 1e9
-        if self._wanted.profile_steps:
+        if self._wanted.profile_steps and not self._gave_up:
             self._begin_trace()
         if self._trace is None:
             self._finish()
@@ -309,6 +311,7 @@ class StepRecorder:
             profiled_s=None if self._profiled_from_s is None else (self._profiled_from_s, time.time()),
             environment=self._environment(),
             problems=self._problems,
+            gave_up=self._gave_up,
         )
         write_recording(directory, recording)
 

@@ -94,6 +94,11 @@ class Measured(msgspec.Struct, kw_only=True, tag_field="workload"):
     is_users_program: ClassVar[bool] = False
     """Whether the steps are those of a user's program: its host may be late, and waits for the device are its own."""
 
+    @property
+    def gave_up(self) -> bool:
+        """Returns whether it was seen to be too slow and not measured to its end."""
+        return False
+
     def check(self, result: Result) -> None:
         """Raises ValueError if the measurements don't fit the result's point."""
 

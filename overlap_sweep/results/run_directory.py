@@ -134,6 +134,11 @@ class Result(msgspec.Struct, kw_only=True, dict=True):
         """Returns whether the point failed because it computed something else than it does with no overlap."""
         return self.status == "failed" and bool(self.relative_error)
 
+    @property
+    def gave_up(self) -> bool:
+        """Returns whether the point was seen to be too slow and not measured to its end."""
+        return self.measured is not None and self.measured.gave_up
+
     def measured_as(self, kind: type[_Measured]) -> _Measured:
         """Returns the measurements of an ok point."""
         assert isinstance(self.measured, kind)

@@ -76,8 +76,10 @@ def remembered(config: DictConfig, point: ResolvedPoint, directory: Path) -> Res
 
 def remember(config: DictConfig, result: Result, directory: Path) -> None:
     """Adds a new result that is `ok` or has wrong numbers to the store, if there is one, unless its times must not be
-    compared; wrong numbers also to the user's own store of them."""
-    if result.reused_from or not (result.status == "ok" or result.has_wrong_numbers) or instrumented(result.point):
+    compared or it was given up; wrong numbers also to the user's own store of them."""
+    if result.reused_from or result.gave_up or instrumented(result.point):
+        return
+    if not (result.status == "ok" or result.has_wrong_numbers):
         return
     stores = [_store(config), _own_store() if result.has_wrong_numbers else None]
     for store in filter(None, stores):

@@ -178,6 +178,17 @@ class TimeLimits:
     def __init__(self) -> None:
         self._longest_s: dict[tuple[object, ...], float] = defaultdict(float)
         self._ends_s = math.inf
+        self.give_up_us: float | None = None
+
+    @contextmanager
+    def giving_up(self, above_us: float) -> Iterator[None]:
+        """Gives up what is measured inside the block once its steps are seen to take longer than that. Only workloads
+        that start their own processes in this one's, and can do so (`Here.give_up_us`)."""
+        self.give_up_us = above_us
+        try:
+            yield
+        finally:
+            self.give_up_us = None
 
     @contextmanager
     def until(self, ends_s: float) -> Iterator[None]:
@@ -193,7 +204,9 @@ class TimeLimits:
         return time.monotonic() >= self._ends_s
 
     def learn(self, result: Result) -> None:
-        if result.status == "ok" and result.wall_s and not result.reused_from and not instrumented(result.point):
+        if result.gave_up or result.reused_from or instrumented(result.point):
+            return
+        if result.status == "ok" and result.wall_s:
             kind = _kind(result.point)
             self._longest_s[kind] = max(self._longest_s[kind], result.wall_s)
 
@@ -311,6 +324,7 @@ def _run_here(point: ResolvedPoint, directory: Path, limit_s: float, earlier: Se
     here = Here(
         environment=environment_of(point),
         limit_s=limit_s,
+        give_up_us=limits.give_up_us,
         host=own.address,
         port=free_port(),
         start_on_others=[other.start for other in others],

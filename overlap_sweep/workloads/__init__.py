@@ -72,6 +72,8 @@ class Here:
     """Environment of its processes."""
     limit_s: float
     """Time limit in seconds."""
+    give_up_us: float | None = None
+    """Time of a step above which the point need not be measured to its end; None: measured whatever it takes."""
     host: str = "localhost"
     """Address of this machine, the first of the point, as its other machines reach it."""
     port: int = 0

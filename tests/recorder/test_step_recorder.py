@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -288,6 +289,31 @@ def test_a_script_that_ends_early_has_recorded_what_there_was(recorder: Recorded
         "The script ended after 5 steps, but job.skip_steps=2 job.steps=4 job.profile_steps=0 takes 6: let it train "
         "longer, or lower them."
     ]
+
+
+@pytest.mark.parametrize(
+    ("times_us", "gives_up"),
+    [
+        ([900.0] * 4, False),
+        ([900.0] * 5, True),
+        ([900.0, 900.0, 1.0, 1.0, 1.0], False),
+        ([900.0] * 6, False),
+        ([1.0] * 4 + [900.0] * 6, True),
+        ([900.0] * 11, False),
+    ],
+)
+def test_a_run_is_too_slow_by_its_median_after_few_steps(times_us: list[float], gives_up: bool) -> None:
+    ends_s = [*accumulate([0.0, *(time_us / 1e6 for time_us in times_us)])]
+    assert Wanted(directory="", give_up_us=100.0).gives_up(ends_s) == gives_up
+    assert not Wanted(directory="").gives_up(ends_s)
+
+
+def test_a_run_that_is_too_slow_is_no_longer_recorded_and_goes_on(recorder: Recorded, tmp_path: Path) -> None:
+    made, model = recorder(steps=20, profile_steps=2, give_up_us=1.0), Model()
+    model.steps(9)
+    found = recording(tmp_path)
+    assert made.is_over
+    assert (found.gave_up, len(found.host_us), found.trace, found.problems) == (True, 5, None, [])
 
 
 def test_a_process_without_steps_records_nothing(recorder: Recorded, tmp_path: Path) -> None:

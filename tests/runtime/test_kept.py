@@ -10,7 +10,9 @@ from overlap_sweep import gpus
 from overlap_sweep.results import identity
 from overlap_sweep.results.run_directory import RESULT_FILE, Result, Status, clear, write_atomically, write_result
 from overlap_sweep.runtime.group_config import machine_of
-from overlap_sweep.runtime.kept import kept_result, whole_result
+from overlap_sweep.runtime.kept import kept_result, remember, whole_result
+from overlap_sweep.store import read_store
+from tests.composed import configuration
 from tests.make_point import made_result, operator_point
 
 POINT = operator_point()
@@ -49,6 +51,13 @@ def test_something_else_of_that_name_and_a_result_of_no_point_are_none(tmp_path:
 def test_what_failed_is_tried_again(tmp_path: Path, result: Result, status: Status, kept: bool) -> None:
     write_result(tmp_path, msgspec.structs.replace(result, status=status))
     assert (kept_result(tmp_path, POINT) is not None) is kept
+
+
+def test_only_what_was_measured_to_its_end_is_put_into_the_store(tmp_path: Path) -> None:
+    config = configuration(f"store={tmp_path / 'store'}")
+    for gave_up in (False, True):
+        remember(config, made_result("job", name=f"gave_up={gave_up}", gave_up=gave_up), tmp_path)
+    assert [kept.result.name for kept in read_store(tmp_path / "store").measurements] == ["gave_up=False"]
 
 
 @pytest.mark.parametrize(

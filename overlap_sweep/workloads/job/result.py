@@ -63,6 +63,8 @@ class JobRun(Measured, kw_only=True, tag="job"):
     """Calls of optimizers, or of overlap_sweep.step(), in a step; null if only a metric was read."""
     peak_memory_gb: Gb | None = None
     """Largest peak memory of tensors on any rank's GPU, 10^9 bytes; null on a CPU."""
+    gave_up: bool = False
+    """Whether its first steps took longer than a search allowed, so that it has only these, and no traces."""
     state: TrainingState | None = None
     """At the end of the skipped steps: norms and sums over all ranks, also of what several of them have alike, and the
     mean of the losses that ranks gave."""

@@ -206,7 +206,9 @@ class JobRow(SettingRow[JobTimes]):
     @property
     def notes(self) -> Mapping[str, bool]:
         wanted = any(point.config_as(Resolved).job.profile_steps for point in self.points)
-        return {"launch-bound": self.launch_bound, "not profiled": wanted and self.profiled_us is None}
+        gave_up = any(run.gave_up for run in self.runs)
+        unprofiled = wanted and not gave_up and self.profiled_us is None
+        return {"launch-bound": self.launch_bound, "given up": gave_up, "not profiled": unprofiled}
 
 
 Analysis = CaseAnalysis[JobCase, JobRow]

@@ -29,6 +29,8 @@ ASK_ANEW_S = 1.0
 SETTLE_S = 10.0
 """Least time for which recordings of steps are waited for once the metric was printed often enough; and for which the
 command may go on after ranks have recorded less than was asked, as they do when a script ends."""
+GIVE_UP_S = 2.0
+"""Time in which other ranks may still record once one has given up."""
 ENDINGS = (".pt", ".pth", ".ckpt", ".safetensors", "_model.bin", "optimizer.bin", ".distcp", ".pth.tar", ".pt.tar")
 """How names of snapshots end."""
 MOST_ENTRIES = 10_000
@@ -46,7 +48,12 @@ def run(point: Resolved, directory: Path, here: Here) -> dict[str, object]:
     asked = {name: getattr(point.job, name) for name in ("skip_steps", "steps", "profile_steps", "optimizer_steps")}
     chosen = levers.chosen(point.job.levers)
     wanted = recording.Wanted(
-        directory=str(directory.resolve()), levers=chosen, levers_override=point.job.levers_override, **asked
+        directory=str(directory.resolve()),
+        levers=chosen,
+        levers_override=point.job.levers_override,
+        # What the metric says may be of other steps, and what is to finish would take as long.
+        give_up_us=None if point.job.metric or point.job.finish else here.give_up_us,
+        **asked,
     )
     command.link_handed(point, directory)
     command.write_files(point, directory)
@@ -132,10 +139,13 @@ class Watched:
             running_s = time.monotonic() - started
             printed_s = self._seconds("printed", self._is_printed)
             # All ranks have recorded, but not as many steps as were asked for.
-            gave_up_s = self._seconds("short", not self._missing and not self._is_recorded)
+            short_s = self._seconds("short", not self._missing and not self._is_recorded)
             if not self._job.finish and self._is_measured(running_s, printed_s):
                 return
-            if not self.output and gave_up_s > SETTLE_S:
+            # The times of other ranks may be shorter than the limit.
+            if self._seconds("given up", any(one.gave_up for one in self.recordings)) > GIVE_UP_S:
+                return
+            if not self.output and short_s > SETTLE_S:
                 break
             if running_s > limit_s:
                 raise PointFailed(self._too_late(limit_s), timed_out=True)
@@ -190,7 +200,8 @@ class Watched:
 
     @property
     def _is_recorded(self) -> bool:
-        return all(len(one.host_us) >= self._job.steps for one in self.recordings) and not self._missing
+        whole = (one.gave_up or len(one.host_us) >= self._job.steps for one in self.recordings)
+        return all(whole) and not self._missing
 
     @property
     def _missing(self) -> int:

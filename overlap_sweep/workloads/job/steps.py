@@ -40,14 +40,16 @@ def fields_of(
     job = point.job
     amounts = {name: command.amount(point, name) for name in AMOUNTS}
     unit, timed_by = "", "metric"
+    # Other ranks may have been ended before they recorded anything.
+    slow = [one for one in recordings if one.gave_up]
     if output:
         times_us = output.times_us()
         if job.metric_is == "rate":
             amount = amounts.get(amount_of(job) or "")
             unit, times_us = ("", [amount * one for one in times_us]) if amount else (output.name, times_us)
     else:
-        times_us, timed_by = slowest_us(recordings)
-    traces = [one.trace for one in recordings if one.trace and (directory / one.trace).exists()]
+        times_us, timed_by = slowest_us(slow or recordings)
+    traces = [one.trace for one in recordings if one.trace and not slow and (directory / one.trace).exists()]
     traced, trace_warnings = read_traces([directory / name for name in traces], ranks_of_each(point))
     memory_gb = [one.peak_memory_gb for one in recordings if one.peak_memory_gb is not None]
     measured = JobRun(
@@ -56,6 +58,7 @@ def fields_of(
         unit=unit,
         calls_per_step=recordings[0].calls_per_step if recordings else None,
         peak_memory_gb=max(memory_gb, default=None),
+        gave_up=bool(slow),
         losses=list(losses)[:MOST],
         state=state_of_all(recordings, job.ranks),
         samples_per_step=amounts["samples_per_step"],
@@ -120,14 +123,15 @@ def slowest_us(recordings: Sequence[Recording]) -> tuple[list[float], Literal["g
 def _warnings(point: Resolved, recordings: Sequence[Recording], timed: int, traces: Sequence[str]) -> list[str]:
     job, device = point.job, point.runtime.device
     found = []
-    if timed < job.steps and not any(one.problems for one in recordings):
+    gave_up = any(one.gave_up for one in recordings)
+    if timed < job.steps and not gave_up and not any(one.problems for one in recordings):
         found.append(f"The command ended after {timed} timed steps of {job.steps}.")
     if other := [one.rank for one in recordings if one.device != device]:
         did = "used a GPU" if device == "cpu" else "used no GPU"
         found.append(f"runtime.device={device}, but {_ranks(other)} {did}.")
     if not recordings:
         found.append("Only the metric was read: no rank recorded its steps, so memory and communication are unknown.")
-    elif gone := [one.rank for one in recordings if one.trace and one.trace not in traces]:
+    elif not gave_up and (gone := [one.rank for one in recordings if one.trace and one.trace not in traces]):
         found.append(f"The traces of {_ranks(gone)} are gone.")
     problems: dict[str, list[int]] = defaultdict(list)
     for one in recordings:

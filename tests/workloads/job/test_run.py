@@ -13,7 +13,7 @@ import pytest
 from overlap_sweep.diagnosis import RECORDING_SLOWS
 from overlap_sweep.diagnosis.runs import read_runs
 from overlap_sweep.errors import UserError
-from overlap_sweep.recorder.recording import STEPS_FILE
+from overlap_sweep.recorder.recording import RECORD_VARIABLE, STEPS_FILE, wanted_from
 from overlap_sweep.results.measured import summarise
 from overlap_sweep.results.run_directory import LOG_FILE
 from overlap_sweep.workloads import Here
@@ -226,6 +226,33 @@ def test_a_recorder_that_gives_up_is_not_waited_for(tmp_path: Path, monkeypatch:
     assert (len(job(found).step.samples_us), found["warnings"]) == (3, [f"Rank 0: {error}"])
     failed = failure(tmp_path, shell(f"{recorded(tmp_path / 'made', less)}; {LONG}"))
     assert (failed.timed_out, error in str(failed)) == (False, True)
+
+
+def test_once_a_rank_has_given_up_the_others_are_hardly_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_run, "GIVE_UP_S", 0.2)
+    slow = recording(0, 3, host_us=[900.0] * 5, gave_up=True)
+    for others in ([], [recording(1, 3, host_us=[800.0] * 9, trace="t.gz"), recording(2, 3, host_us=[7.0])]):
+        found = measured(
+            tmp_path, shell(f"{recorded(tmp_path / 'made', slow, *others)}; {LONG}"), ranks=3, steps=9, profile_steps=3
+        )
+        assert (job(found).gave_up, job(found).step.samples_us) == (True, [900.0] * 5)
+        assert (found["warnings"], found["traces"]) == ([], [])
+
+
+@pytest.mark.parametrize(("changes", "give_up_us"), [({}, 5.0), ({"finish": True}, None), ({"metric": "(5)"}, None)])
+def test_only_recorded_steps_that_need_not_go_on_are_given_up(
+    tmp_path: Path, changes: dict[str, Any], give_up_us: float | None
+) -> None:
+    record = recorded(tmp_path / "made", recording())
+    point = job_point(shell(f"env > {tmp_path}/env; {record}; for i in 1 2 3 4 5 6; do echo 5; done"), **changes)
+    (tmp_path / "run").mkdir()
+    run(point, tmp_path / "run", Here(environment=os.environ, limit_s=30.0, give_up_us=give_up_us or 5.0))
+    (given,) = (line for line in (tmp_path / "env").read_text().splitlines() if line.startswith(RECORD_VARIABLE))
+    wanted = wanted_from({RECORD_VARIABLE: given.removeprefix(f"{RECORD_VARIABLE}=")})
+    assert wanted
+    assert wanted.give_up_us == give_up_us
 
 
 def test_the_reason_is_the_first_exception_that_was_not_handled(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from tests.sweeps import Launch, launch_here, wait_for
 from tests.workloads.job.commands import recorded, recording
 
 TRAIN = """
-import sys
+import os, sys, time
 import torch
 from torch import nn
 import torch.distributed as dist
@@ -32,6 +32,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 for step in range(10**6):
     optimizer.zero_grad()
     model(torch.randn(32, 256)).square().mean().backward()
+    time.sleep(float(os.environ.get("SLEEP_S", "0")))
     optimizer.step()
     print("step", step, flush=True)
 """
