@@ -148,8 +148,9 @@ def _measure() -> None:
         sys.exit(f"error: {error.filename} cannot be used ({error.strerror}); give another directory or file.")
 
 
-def main() -> None:
-    """Runs Hydra on the process's arguments and exits, with 0 if all valid points were measured."""
+def main(*, headlines: bool = True) -> None:
+    """Runs Hydra on the process's arguments and exits, with 0 if all valid points were measured. `headlines`: whether a
+    sweep's answers are printed."""
     if "--version" in sys.argv[1:]:
         print_version()
         return
@@ -166,7 +167,7 @@ def main() -> None:
         outcomes.hear_of_other_processes()
         answered = report_measured()
         if outcomes.wants_report and not outcomes.missing and not outcomes.report and outcomes.counts()["ok"]:
-            write_report(headlines=not answered)
+            write_report(headlines=headlines and not answered)
     except KeyboardInterrupt as interrupt:
         print(f"interrupted: {outcomes.counts_line()}; finished results are kept", file=sys.stderr)
         if outcomes.expected:

@@ -96,7 +96,7 @@ def optimize(
     # The answer alone goes to standard output.
     with contextlib.redirect_stdout(sys.stderr):
         try:
-            launch()
+            launch(headlines=False)
         except SystemExit as ended:
             status = ended.code
     if not outcomes.root or (not outcomes.answered and not (outcomes.root / "optimize.json").exists()):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from overlap_sweep.errors import UserError
+from overlap_sweep.hydra_adapter.overrides import override_value
 from overlap_sweep.levers import OPTION
 from overlap_sweep.optimize.candidates import Candidate, allowed
 from overlap_sweep.optimize.record import OptimizeRecord
@@ -139,11 +140,11 @@ def _answer(analysis: Analysis, points: Sequence[Point], record: OptimizeRecord,
         memory_gb=winner.peak_memory_gb,
         memory_before_gb=reference.peak_memory_gb,
         results=winner.equality.verdict if winner.equality and is_better else "equal",
-        trials=[*_trials(analysis, record), *_failed(points)],
+        trials=list(_trials(analysis, record)),
         left_out=record.left_out | dict.fromkeys(record.hopeless, "nothing could be gained, by what was predicted"),
         not_allowed=[one for one in record.candidates if not allowed(one.needs, record.allow)],
         exposed=list(_exposed(winner)),
-        runs=record.points,
+        runs=len(points),
         minutes=record.elapsed_s / 60,
         stopped=record.stopped,
         cautions=[],
@@ -167,10 +168,12 @@ def _settings(row: JobRow) -> dict[str, Scalar]:
 
 def _trials(analysis: Analysis, record: OptimizeRecord) -> Iterator[Trial]:
     expected = {(one.lever, repr(one.value)): one for one in record.candidates if one.basis != "unknown"}
+    failed = {_key(one.settings): one for one in record.failed}
     for row in analysis.rows:
         settings = _settings(row)
         single = next(iter(settings.items())) if len(settings) == 1 else None
         one = expected.get((single[0], repr(single[1]))) if single else None
+        wrong = failed.pop(_key({name: override_value(value) for name, value in settings.items()}), None)
         yield Trial(
             settings=settings,
             step_us=row.time_us,
@@ -182,23 +185,21 @@ def _trials(analysis: Analysis, record: OptimizeRecord) -> Iterator[Trial]:
             runs=len(row.points),
             effect=row.effect.in_brief if row.effect else "",
             results=row.equality.verdict if row.equality else "",
-            reason="",
+            reason=wrong.reason if wrong else "",
+        )
+    for other in failed.values():
+        yield Trial(
+            settings={**other.settings},
+            **dict.fromkeys(("step_us", "noise_us", "gain", "predicted", "predicted_low", "predicted_high"), None),
+            runs=1,
+            effect="",
+            results="",
+            reason=other.reason,
         )
 
 
-def _failed(points: Sequence[Point]) -> Iterator[Trial]:
-    """Yields what was tried and has no times, with the reason."""
-    for point in points:
-        if point.status not in ("ok", "missing") and point.result:
-            options = STUDY.options(point)
-            yield Trial(
-                settings={name.removeprefix(OPTION): v for name, v in options.items() if name.startswith(OPTION)},
-                **dict.fromkeys(("step_us", "noise_us", "gain", "predicted", "predicted_low", "predicted_high"), None),
-                runs=1,
-                effect="",
-                results="",
-                reason=point.result.reason,
-            )
+def _key(settings: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted(settings.items()))
 
 
 def _exposed(row: JobRow) -> Iterator[Exposed]:
@@ -268,15 +269,18 @@ def _of_cause(one: Exposed) -> str:
     where = f" in {one.where}" if one.where else ""
     found = f"{one.cause} {as_percent(one.share)}{where}"
     if one.gain_us is None or one.low_us is None or one.high_us is None:
-        return f"{found}{f' ({one.advice})' if one.advice else ''}"
+        advice, _, _ = one.advice.partition(". ")
+        return f"{found}{f' (try: {advice})' if advice else ''}"
     low, high = (f"{us / 1000:.1f}" for us in (one.low_us, one.high_us))
     return f"{found} ({one.change} is predicted to gain {one.gain_us / 1000:.1f} ms ({low} to {high}))"
 
 
 def _tried(answer: Answer) -> str:
-    settings = len([one for one in answer.trials if one.settings])
+    settings = [one for one in answer.trials if one.settings]
+    measured = len([one for one in settings if not one.reason])
     early = f"; ended early: {answer.stopped}" if answer.stopped else ""
-    tried = f"Tried {settings} settings in {answer.runs} runs, {as_duration(60 * answer.minutes)}{early}."
+    failed = f", {len(settings) - measured} more must not be used" if measured < len(settings) else ""
+    tried = f"Measured {measured} settings{failed}, in {answer.runs} runs, {as_duration(60 * answer.minutes)}{early}."
     if answer.not_allowed:
         best = answer.not_allowed[0]
         tried += f" {len(answer.not_allowed)} values need --allow {best.needs}, the best {best.name}: {best.in_words}."

@@ -78,10 +78,9 @@ class Recorded:
     """Variables that the command is started with."""
 
 
-def candidates(recorded: Recorded, wanted: Collection[str] | None = None) -> tuple[list[Candidate], dict[str, str]]:
-    """Returns the values that may change the training, what is expected to gain most first, and why each other lever is
-    left out, by its name. `wanted`: levers or families; None: all. UsageError for an unknown one."""
-    chosen = dict(_chosen(wanted))
+def candidates(recorded: Recorded, chosen: Mapping[str, Lever]) -> tuple[list[Candidate], dict[str, str]]:
+    """Returns the values of levers that may change the training, what is expected to gain most first, and why each
+    other lever is left out, by its name."""
     reasons = {name: reason for name, lever in chosen.items() if (reason := _not_here(name, lever, recorded))}
     values = {
         (name, value): _change(name, lever, value)
@@ -98,7 +97,8 @@ def candidates(recorded: Recorded, wanted: Collection[str] | None = None) -> tup
     return sorted(found, key=lambda one: (one.basis == "unknown", -one.gain)), reasons
 
 
-def _chosen(wanted: Collection[str] | None) -> Iterator[tuple[str, Lever]]:
+def chosen_levers(wanted: Collection[str] | None) -> Iterator[tuple[str, Lever]]:
+    """Yields the levers of these names or families; None: all. UsageError for an unknown one."""
     known = levers()
     for name in wanted if wanted is not None else known:
         own = {each: one for each, one in known.items() if each == name or each.startswith(f"{name}.")}

@@ -8,6 +8,14 @@ from overlap_sweep.optimize.candidates import Allowed, Candidate
 from overlap_sweep.results.records import Record
 
 
+class FailedTrial(msgspec.Struct):
+    """A setting that was run and must not be used."""
+
+    settings: dict[str, str]
+    """Values of levers, by name."""
+    reason: str
+
+
 class OptimizeRecord(Record, kw_only=True):
     FILE = "optimize.json"
     MEND = "optimize again with --resume"
@@ -23,9 +31,9 @@ class OptimizeRecord(Record, kw_only=True):
     """Why each other lever is not tried, by its name."""
     hopeless: list[str] = msgspec.field(default_factory=list)
     """Candidates that were not tried, since they could gain nothing by what was known when their turn came."""
+    failed: list[FailedTrial] = msgspec.field(default_factory=list)
     scale: float = 1.0
     """How many times what was predicted was gained, in the end."""
-    points: int = 0
     elapsed_s: float = 0.0
     stopped: str = ""
     """Why it ended early; empty if it did not."""

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from functools import partial
@@ -19,9 +20,9 @@ from overlap_sweep.errors import UsageError, UserError
 from overlap_sweep.hydra_adapter.overrides import override_value
 from overlap_sweep.levers import OPTION
 from overlap_sweep.levers.training import Training
-from overlap_sweep.optimize.candidates import Allowed, Candidate, Recorded, allowed, candidates
+from overlap_sweep.optimize.candidates import Allowed, Candidate, Recorded, allowed, candidates, chosen_levers
 from overlap_sweep.optimize.checks import objection, point_of
-from overlap_sweep.optimize.record import OptimizeRecord
+from overlap_sweep.optimize.record import FailedTrial, OptimizeRecord
 from overlap_sweep.recorder.recording import started_ranks
 from overlap_sweep.report.numbers import as_percent, as_us, some_of
 from overlap_sweep.results.records import KnobRecord
@@ -49,17 +50,18 @@ NULL = "null"
 def optimize(inputs: SearchInputs) -> None:
     """Tries levers until nothing more helps or the budget is over, and writes knobs.json and optimize.json after every
     trial. UserError, before anything runs, for a wrong option, and if the command as it is cannot be measured."""
+    wanted = Optimize(**inputs.config.optimize)
+    allow: Allowed = wanted.allow  # type: ignore[assignment]
+    chosen = dict(chosen_levers(wanted.levers))
     with shown_waiting("composing what is run"):
         space = _base(inputs)
     measurements = Measurements.begin(inputs)
     announce([space.point()], outcomes)
     space, first = _first_runs(inputs, space, measurements)
     directory = measurements.directory
-    wanted = Optimize(**inputs.config.optimize)
-    allow: Allowed = wanted.allow  # type: ignore[assignment]
     with shown_waiting("reading the traces"):
         recorded = _recorded(directory, first)
-        found, left_out = candidates(recorded, wanted.levers)
+        found, left_out = candidates(recorded, chosen)
     record = OptimizeRecord(
         command=str(inputs.config.job.command),
         allow=allow,
@@ -82,9 +84,12 @@ def optimize(inputs: SearchInputs) -> None:
 
     def write() -> None:
         budget, trail = measurements.budget, searching.trail
-        record.points, record.elapsed_s = budget.points, budget.elapsed_s
-        record.scale, record.stopped = trail.prior.scale, searching.found.stopped
+        record.elapsed_s, record.scale, record.stopped = budget.elapsed_s, trail.prior.scale, searching.found.stopped
         record.hopeless = [f"{trail.knobs[index].key.removeprefix(OPTION)}={value}" for index, value in trail.left_out]
+        record.failed = [
+            FailedTrial({key.removeprefix(OPTION): value for key, value in trail.overrides(setting).items()}, reason)
+            for setting, reason in trail.failed.items()
+        ]
         record.write(directory)
         KnobRecord(
             points=budget.points,
@@ -97,8 +102,8 @@ def optimize(inputs: SearchInputs) -> None:
     def measure(settings: Sequence[Setting]) -> list[Answer]:
         write()
         if line := searching.progress:
-            print(f"optimize: {line}", flush=True)
-        with limits.give_up(_too_slow_us(searching.trail, inputs.config.search.reach)):
+            print(f"optimize: {line.replace(OPTION, '')}", flush=True)
+        with limits.giving_up(_too_slow_us(searching.trail, inputs.config.search.reach)):
             return searching.measure(settings)
 
     conduct(search(searching.trail, inputs.config.search), measure)
@@ -203,11 +208,11 @@ def _prior(knobs: Sequence[Knob], tried: Sequence[Candidate]) -> Prior:
     )
 
 
-def _too_slow_us(trail: KnobTrail, reach: float) -> float | None:
-    """Returns the median time of a step from which a trial is given up; None before the noise is known."""
+def _too_slow_us(trail: KnobTrail, reach: float) -> float:
+    """Returns the median time of a step from which a trial is given up; infinite before the noise is known."""
     runs = trail.found.of.get(trail.baseline, [])
     if len(runs) < FIRST_RUNS:
-        return None
+        return math.inf
     return max(max(one.times_us) for one in runs) * (1 + reach)
 
 

@@ -49,6 +49,8 @@ class Failure:
     """Whether its output or gradients differ from those without overlap."""
     measured: bool = True
     """Whether a point was tried; otherwise it was known before."""
+    refused: bool = False
+    """Whether it cannot be applied there, whatever the value."""
 
 
 def mean(estimates: Sequence[Estimate], spread_us: float) -> Estimate:

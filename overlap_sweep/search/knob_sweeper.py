@@ -113,7 +113,7 @@ class Searching:
 
     def _answer(self, result: Result) -> Answer:
         if result.status != "ok":
-            return Failure(result.reason)
+            return Failure(result.reason, refused=result.status == "skipped")
         known = searchable(result.point.workload.name)
         first = next(one for one in self._results if one.status == "ok")
         if said := known.deviation(result, first):

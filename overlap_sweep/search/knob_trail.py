@@ -50,6 +50,8 @@ class KnobTrail:
     failed: dict[Setting, str] = field(default_factory=dict)
     origin: Setting | None = None
     """The baseline, if the first values of the knobs do not fit into memory."""
+    refused: set[Setting] = field(default_factory=set)
+    """Those of them that were refused when they were run."""
     effects: dict[tuple[int, str], Estimate] = field(default_factory=dict)
     """Latest gain of the single change to each value, in microseconds, by knob's index and value."""
     dropped: dict[tuple[int, str], float] = field(default_factory=dict)
@@ -156,6 +158,8 @@ class KnobTrail:
             self._leave_out(into)
         else:
             self.notes.append(f"{self.name(setting)} failed: {answer.reason}")
+            if answer.refused:
+                self.refused.add(setting)
             # If it has run before, the failure is an accident.
             if setting not in self.found.of:
                 self.failed[setting] = answer.reason

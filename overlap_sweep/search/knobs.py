@@ -118,6 +118,8 @@ def _best_first(trail: KnobTrail, effort: Search, origin: Setting, changes: Sequ
             trail.left_out[change] = trail.prior.most(change)
             continue
         yield from trail.measure([setting])
+        if setting in trail.refused:
+            left = [other for other in left if change_of[other][0] != change[0]]
         if origin == trail.baseline and setting in trail.found.of:
             trail.prior.learn(change, trail.found.gain(origin, setting).time_us / trail.found.time_us(origin))
 

@@ -165,7 +165,9 @@ class Measurements:
         typed = [list(map(as_choice, job.overrides)) for job in jobs]
         returned = self._launcher.launch(typed, initial_job_idx=self._launched)
         self._launched += len(jobs)
-        return [_result(one, job) for one, job in zip(returned, jobs, strict=True)]
+        found = [_result(one, job) for one, job in zip(returned, jobs, strict=True)]
+        self._known |= {point_key(one.point): one for one in found if one and _lasts(one)}
+        return found
 
 
 def _result(returned: JobReturn, job: Job) -> Result | None:
@@ -191,10 +193,15 @@ def _is_measured(directory: Path) -> bool:
     return result is not None and result.status != "timeout"
 
 
-def _known_results(directory: Path) -> Mapping[str, Result]:
+def _lasts(result: Result) -> bool:
+    """Returns whether the point would have no other result if it was measured again."""
+    return result.status in LASTING or result.has_wrong_numbers
+
+
+def _known_results(directory: Path) -> dict[str, Result]:
     found = {}
     for point_directory in find_points(directory):
         result = whole_result(point_directory)
-        if result and (result.status in LASTING or result.has_wrong_numbers):
+        if result and _lasts(result):
             found[point_key(result.point)] = result
     return found
