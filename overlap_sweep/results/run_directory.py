@@ -14,7 +14,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 import msgspec
 
 from overlap_sweep.config import ResolvedPoint
-from overlap_sweep.declared import FileName, Us, spelled
+from overlap_sweep.declared import FileName, Gb, Us, spelled
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import space
 from overlap_sweep.results.checks import MEASURE_AGAIN, excess
@@ -62,6 +62,8 @@ class Environment(msgspec.Struct):
     gpu: str | None = None
     device: str | None = None
     gpu_count: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    memory_gb: Gb | None = None
+    """Memory of a GPU, 10^9 bytes."""
     cpu: str | None = None
     cpu_count: Scalar = None
     driver: Scalar = None

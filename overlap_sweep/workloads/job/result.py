@@ -117,6 +117,14 @@ def rate_in_words(time_us: float, unit: str | None, samples: float | None, token
     return next((f"{as_rate(amount / time_us * 1e6)} {name}" for name, amount in amounts.items() if amount), "")
 
 
+def memory_share(result: Result) -> float | None:
+    """Returns the largest peak memory of tensors on a GPU over the memory of the first rank's; None on a CPU, or if
+    one of them is unknown."""
+    peak_gb = result.measured.peak_memory_gb if isinstance(result.measured, JobRun) else None
+    memory_gb = result.machine.memory_gb
+    return peak_gb / memory_gb if peak_gb is not None and memory_gb else None
+
+
 def sample(result: Result) -> Sample:
     """Returns the step's sample for a search over knobs: compared by time per sample, or token, where that is known."""
     run = result.measured_as(JobRun)

@@ -19,9 +19,10 @@ from overlap_sweep.results.run_directory import LOG_FILE
 from overlap_sweep.workloads import Here
 from overlap_sweep.workloads.job import run as job_run
 from overlap_sweep.workloads.job.output import ending, first_error
-from overlap_sweep.workloads.job.result import FoundCause, JobRun
+from overlap_sweep.workloads.job.result import FoundCause, JobRun, memory_share
 from overlap_sweep.workloads.job.run import run
 from overlap_sweep.workloads.job.steps import is_launch_bound, read_traces
+from tests.make_point import made_result
 from tests.timeline import write_trace
 from tests.workloads.job.commands import failure, job, job_point, measured, recorded, recording, shell
 
@@ -487,3 +488,14 @@ def test_what_every_recording_has_is_no_warning_but_a_missing_rank_is(tmp_path: 
     assert warnings == []
     _, warnings = read_traces(ranks[:1])
     assert warnings == ["No trace of rank 1: whether the other ranks wait for it is unknown."]
+
+
+@pytest.mark.parametrize(
+    ("peak_gb", "environment", "share"),
+    [(75.0, {"memory_gb": 150.0}, 0.5), (75.0, {}, None), (None, {"memory_gb": 150.0}, None)],
+)
+def test_the_share_of_memory_is_known_with_both_numbers(
+    peak_gb: float | None, environment: dict[str, Any], share: float | None
+) -> None:
+    assert memory_share(made_result("job", peak_memory_gb=peak_gb, environment=environment)) == share
+    assert memory_share(made_result("job", status="failed", environment=environment)) is None
