@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from overlap_sweep.commands.frames import read, read_diagnosis, read_prediction, read_trace
     from overlap_sweep.errors import UserError
+    from overlap_sweep.optimizer import optimize
     from overlap_sweep.profiler_hook import diagnose_trace
     from overlap_sweep.recorder.step_recorder import step
     from overlap_sweep.tuner import tune
@@ -17,6 +18,7 @@ _MODULES = {
     "Report": "tuner.report",
     "UserError": "errors",
     "diagnose_trace": "profiler_hook",
+    "optimize": "optimizer",
     "read": "commands.frames",
     "read_diagnosis": "commands.frames",
     "read_prediction": "commands.frames",
@@ -28,6 +30,7 @@ __all__ = [
     "Report",
     "UserError",
     "diagnose_trace",
+    "optimize",
     "read",
     "read_diagnosis",
     "read_prediction",

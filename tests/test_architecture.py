@@ -30,6 +30,8 @@ MAY_IMPORT = {
     "search": BELOW_RESULTS | {"results", "measure", "backends", "report", "workloads", "runtime"},
     "compare": BELOW_RESULTS | {"results", "report", "workloads", "store"},
     "tuner": BELOW_RESULTS | {"results", "report", "workloads", "runtime", "search", "effects"},
+    "optimizer": BELOW_RESULTS
+    | {"results", "report", "study", "predict", "levers", "recorder", "workloads", "runtime", "search"},
     "commands": BELOW_RESULTS
     | {
         "effects",
@@ -43,6 +45,7 @@ MAY_IMPORT = {
         "search",
         "compare",
         "tuner",
+        "optimizer",
     },
     "profiler_hook": BELOW_RESULTS | {"results", "report", "commands"},
     "recorder": BELOW_RESULTS | {"results", "measure", "startup", "levers"},
@@ -53,7 +56,7 @@ MAY_IMPORT = {
 """By part the parts that it may import, besides itself; workloads count as one, see MAY_IMPORT_SLICE."""
 
 SLICES = {path.name for path in (PACKAGE / "workloads").iterdir() if path.is_dir() and path.name != "__pycache__"}
-MAY_IMPORT_SLICE = {"operator": {"layer"}, "tuner": {"operator", "layer"}, "search": {"operator"}}
+MAY_IMPORT_SLICE = {"operator": {"layer"}, "tuner": {"operator", "layer"}, "optimizer": {"job"}, "search": {"operator"}}
 """Who may use the modules of which workload; `overlap_sweep.workloads` itself is for all that may use workloads."""
 WITHOUT_TORCH = {
     *BASE,

@@ -18,7 +18,7 @@ from overlap_sweep.errors import UsageError, UserError, end
 if TYPE_CHECKING:
     import pandas as pd
 
-    from overlap_sweep.optimize.answer import Answer
+    from overlap_sweep.optimizer.answer import Answer
 
 
 NAME = "overlap-sweep optimize"
@@ -140,7 +140,7 @@ def _printed(directory: Path, format: Format) -> Answer:
     """Prints the answer and returns it."""
     import msgspec
 
-    from overlap_sweep.optimize.answer import in_lines, read_answer
+    from overlap_sweep.optimizer.answer import in_lines, read_answer
     from overlap_sweep.report.page import FILE_NAME
 
     answer, page = read_answer(directory), directory / FILE_NAME
@@ -155,7 +155,7 @@ def _frame(answer: Answer | None) -> pd.DataFrame:
     """Returns the answer's numbers as a row, for --fail-if; None: the columns alone."""
     import pandas as pd
 
-    from overlap_sweep.optimize.answer import Answer
+    from overlap_sweep.optimizer.answer import Answer
 
     types = {name: hint for name, hint in Answer.__annotations__.items() if hint in ("float", "bool", "int", "str")}
     rows = [] if answer is None else [{name: getattr(answer, name) for name in types}]

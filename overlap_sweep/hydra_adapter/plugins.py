@@ -129,7 +129,7 @@ SWEEPERS = {
         ("search.",),
     ),
     "optimize": SweeperPlugin(
-        SearchSweeperConf("overlap_sweep.optimize.workflow:optimize"),
+        SearchSweeperConf("overlap_sweep.optimizer.workflow:optimize"),
         "Tries levers in the user's own training, those first that are predicted to gain most.",
         ("search.", "optimize."),
     ),

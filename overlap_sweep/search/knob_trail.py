@@ -52,6 +52,8 @@ class KnobTrail:
     """The baseline, if the first values of the knobs do not fit into memory."""
     refused: set[Setting] = field(default_factory=set)
     """Those of them that were refused when they were run."""
+    fixed: set[int] = field(default_factory=set)
+    """Indices of knobs that cannot be changed there."""
     effects: dict[tuple[int, str], Estimate] = field(default_factory=dict)
     """Latest gain of the single change to each value, in microseconds, by knob's index and value."""
     dropped: dict[tuple[int, str], float] = field(default_factory=dict)

@@ -119,6 +119,7 @@ def _best_first(trail: KnobTrail, effort: Search, origin: Setting, changes: Sequ
             continue
         yield from trail.measure([setting])
         if setting in trail.refused:
+            trail.fixed.add(change[0])
             left = [other for other in left if change_of[other][0] != change[0]]
         if origin == trail.baseline and setting in trail.found.of:
             trail.prior.learn(change, trail.found.gain(origin, setting).time_us / trail.found.time_us(origin))
@@ -126,7 +127,7 @@ def _best_first(trail: KnobTrail, effort: Search, origin: Setting, changes: Sequ
 
 def _changes(trail: KnobTrail, origin: Setting, knobs: Sequence[int]) -> Iterator[Setting]:
     """Yields the setting's single changes, without dropped values."""
-    for index in knobs:
+    for index in (index for index in knobs if index not in trail.fixed):
         for value in trail.knobs[index].values:
             if value != origin[index] and (index, value) not in trail.dropped:
                 yield with_values(origin, {index: value})

@@ -39,7 +39,7 @@ def test_help_names_every_command(tmp_path: Path) -> None:
     ("arguments", "status", "said"),
     [
         (["lanch"], 2, "error: Unknown command lanch. Did you mean launch?\n"),
-        (["sweep"], 2, "error: Unknown command sweep. Choose one of tune, launch, analyze.\n"),
+        (["sweep"], 2, "error: Unknown command sweep. Choose one of optimize, tune, launch, analyze.\n"),
         (["tune", "llama3_8"], 2, "error: Unknown model llama3_8. Did you mean llama3_8b?\n"),
         (["tune", "llama3_8b", "num_smm=8"], 2, "error: Unknown option num_smm. Did you mean num_sm?\n"),
         (
@@ -48,6 +48,30 @@ def test_help_names_every_command(tmp_path: Path) -> None:
             "error: There is nothing to search: none of the operator's slots takes a swept method.\n",
         ),
         (["tune", "tp_size=2"], 2, "error: The model comes first, not tp_size=2: overlap-sweep tune llama3_8b ...\n"),
+        (
+            ["optimize", "torchrun", "train.py"],
+            2,
+            "error: The command is missing; give it after --, as in: overlap-sweep optimize -- torchrun train.py\n",
+        ),
+        (["optimize", "--"], 2, "error: The command is missing after --.\n"),
+        (["optimize", "--minuts=3", "--", "x"], 2, "error: Unknown option --minuts. Did you mean --minutes?\n"),
+        (
+            ["optimize", "--memory=900%", "--", "x"],
+            2,
+            "error: --memory 900% is no share of the memory; give such as 90% or 0.9.\n",
+        ),
+        (["optimize", "--levers=fsdp", "--", "x"], 2, "error: Unknown lever fsdp. Did you mean fsdp2?\n"),
+        (["optimize", "fast", "--", "x"], 2, "error: fast is no option KEY=VALUE; your command comes after --.\n"),
+        (
+            ["optimize", "job.env.A=1,2", "--", "x"],
+            2,
+            "error: optimize chooses what to try; give one value of job.env.A, or sweep it with launch.\n",
+        ),
+        (
+            ["optimize", "--fail-if=gian < 0", "--", "x"],
+            2,
+            "error: Unknown column 'gian'. Did you mean gain, answer, minutes? Put text in quotes.\n",
+        ),
     ],
 )
 def test_wrong_usage_is_one_line(tmp_path: Path, arguments: list[str], status: int, said: str) -> None:

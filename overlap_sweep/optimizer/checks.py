@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from overlap_sweep.optimize.candidates import Allowed
+from overlap_sweep.optimizer.candidates import Allowed
 from overlap_sweep.results.points import Point, read_points
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.study.equality import equality

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from overlap_sweep.optimize.candidates import Allowed, Candidate
+from overlap_sweep.optimizer.candidates import Allowed, Candidate
 from overlap_sweep.results.records import Record
 
 

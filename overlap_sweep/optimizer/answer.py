@@ -11,14 +11,15 @@ import msgspec
 from overlap_sweep.errors import UserError
 from overlap_sweep.hydra_adapter.overrides import override_value
 from overlap_sweep.levers import OPTION
-from overlap_sweep.optimize.candidates import Candidate, allowed
-from overlap_sweep.optimize.record import OptimizeRecord
+from overlap_sweep.optimizer.candidates import Candidate, allowed
+from overlap_sweep.optimizer.record import OptimizeRecord
 from overlap_sweep.report.numbers import as_duration, as_percent
 from overlap_sweep.results.gain import NO_GAIN, Gain
 from overlap_sweep.results.measured import Scalar
 from overlap_sweep.results.points import Point, read_points
 from overlap_sweep.results.records import KnobRecord
 from overlap_sweep.study.section import judged
+from overlap_sweep.study.words import cautions
 from overlap_sweep.workloads.job.rows import JobRow
 from overlap_sweep.workloads.job.study import STUDY
 
@@ -104,6 +105,7 @@ class Answer(msgspec.Struct, kw_only=True):
     stopped: str
     """Why it ended early; empty if it did not."""
     cautions: list[str]
+    """What to know before believing it, a sentence each."""
 
 
 def read_answer(directory: Path) -> Answer:
@@ -147,7 +149,7 @@ def _answer(analysis: Analysis, points: Sequence[Point], record: OptimizeRecord,
         runs=len(points),
         minutes=record.elapsed_s / 60,
         stopped=record.stopped,
-        cautions=[],
+        cautions=cautions(STUDY, analysis),
     )
 
 

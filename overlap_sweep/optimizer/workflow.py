@@ -20,9 +20,9 @@ from overlap_sweep.errors import UsageError, UserError
 from overlap_sweep.hydra_adapter.overrides import override_value
 from overlap_sweep.levers import OPTION
 from overlap_sweep.levers.training import Training
-from overlap_sweep.optimize.candidates import Allowed, Candidate, Recorded, allowed, candidates, chosen_levers
-from overlap_sweep.optimize.checks import objection, point_of
-from overlap_sweep.optimize.record import FailedTrial, OptimizeRecord
+from overlap_sweep.optimizer.candidates import Allowed, Candidate, Recorded, allowed, candidates, chosen_levers
+from overlap_sweep.optimizer.checks import objection, point_of
+from overlap_sweep.optimizer.record import FailedTrial, OptimizeRecord
 from overlap_sweep.recorder.recording import started_ranks
 from overlap_sweep.report.numbers import as_percent, as_us, some_of
 from overlap_sweep.results.records import KnobRecord

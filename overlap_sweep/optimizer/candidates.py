@@ -122,12 +122,11 @@ def _not_here(name: str, lever: Lever, recorded: Recorded) -> str:
 
 def _values(lever: Lever, environment: Mapping[str, str]) -> Iterator[Value]:
     """Yields the values that change something: those of single process groups are for who knows their names."""
+    now = environment.get(lever.environment) if lever.environment else None
+    usual = None if lever.default is None else lever.assigned(lever.default)
     for value in lever.values:
-        is_default = lever.default is not None and value == lever.default and isinstance(value, type(lever.default))
-        is_set = lever.environment and environment.get(lever.environment) == lever.assigned(value)
         of_one_group = lever.pattern and isinstance(value, str) and ":" in value
-        # What a script does not set itself has the default, but variables may be set by anyone.
-        if not ((is_default and not lever.environment) or is_set or of_one_group):
+        if lever.assigned(value) != (now or usual) and not of_one_group:
             yield value
 
 

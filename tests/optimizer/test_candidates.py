@@ -1,0 +1,111 @@
+"""What is worth trying in a training, as data: from what its recording shows and what is predicted."""
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from overlap_sweep.errors import UsageError
+from overlap_sweep.levers.training import Training
+from overlap_sweep.optimizer.candidates import OF_BOUND, Candidate, Recorded, allowed, candidates, chosen_levers
+from overlap_sweep.predict.predictions import Prediction, Status
+
+DDP = Training(libraries={"ddp", "optimizer"})
+
+
+def predicted(change: str, predicted_us: float | None, status: Status = "predicted") -> Prediction:
+    known = predicted_us is not None
+    return Prediction(
+        change=change,
+        step_us=100.0,
+        predicted_us=predicted_us,
+        low_us=predicted_us - 5 if predicted_us is not None else None,
+        high_us=predicted_us + 5 if predicted_us is not None else None,
+        gain_us=100 - predicted_us if predicted_us is not None else None,
+        critical="",
+        reason="" if known else "no sizes",
+        status=status,
+    )
+
+
+def found(
+    *names: str,
+    training: Training = DDP,
+    shares: Mapping[str, float] | None = None,
+    times_us: Mapping[str, float | None] | None = None,
+    status: Status = "predicted",
+    environment: Mapping[str, str] | None = None,
+) -> tuple[dict[str, Candidate], dict[str, str]]:
+    def predict(changes: Sequence[str]) -> dict[str, Prediction]:
+        return {
+            change: predicted(change, time, status) for change, time in (times_us or {}).items() if change in changes
+        }
+
+    recorded = Recorded(training, shares or {"issued_late": 0.2}, predict, environment or {})
+    tried, left_out = candidates(recorded, dict(chosen_levers(names or None)))
+    return {one.name: one for one in tried}, left_out
+
+
+def test_predicted_gains_come_with_their_interval_the_best_first() -> None:
+    tried, _ = found("ddp.bucket_cap_mb", times_us={"ddp.bucket_cap_mb=4": 90.0, "ddp.bucket_cap_mb=1": 108.0})
+    four, one = tried["ddp.bucket_cap_mb=4"], tried["ddp.bucket_cap_mb=1"]
+    assert (four.basis, four.why) == ("predicted", "ddp.bucket_cap_mb=4")
+    assert (four.gain, four.low, four.high) == pytest.approx((0.1, 0.05, 0.15))
+    assert (four.in_words, one.in_words) == ("10.0% faster (5.0 to 15.0)", "8.0% slower (3.0 to 13.0)")
+    assert [*tried][-1] == "ddp.bucket_cap_mb=1"
+    # The default changes nothing.
+    assert "ddp.bucket_cap_mb=25" not in tried
+
+
+def test_without_a_prediction_the_cause_that_it_mends_is_a_bound() -> None:
+    tried, _ = found("ddp.bucket_cap_mb", times_us={"ddp.bucket_cap_mb=4": None})
+    four = tried["ddp.bucket_cap_mb=4"]
+    assert (four.basis, four.gain, four.high, four.why) == ("bound", OF_BOUND * 0.2, 0.2, "issued_late")
+    assert four.in_words == "at most 20.0% (issued_late)"
+
+
+def test_what_gains_at_least_as_much_is_a_bound() -> None:
+    loading = Training(libraries={"loader"})
+    tried, _ = found(
+        "loader.num_workers", training=loading, shares={"host_bound": 0.5}, times_us={"loader.ready=true": 60.0}
+    )
+    one = tried["loader.num_workers=1"]
+    assert (one.basis, one.high, one.why) == ("bound", pytest.approx(0.45), "loader.ready=true")
+    assert one.expected is not None
+    assert not one.expected.is_predicted
+
+
+def test_what_the_recording_does_not_need_is_left_out_with_the_reason() -> None:
+    tried, left_out = found("fsdp2", "ddp.gradient_as_bucket_view", "loader.num_workers")
+    assert not tried
+    assert left_out["fsdp2.prefetch"] == "the trace shows no fsdp2"
+    assert left_out["loader.num_workers"] == "the trace shows no loader"
+    assert left_out["ddp.gradient_as_bucket_view"] == "it mends host_bound, which the recording does not show"
+    _, on_cpu = found("cuda.max_connections", training=Training(libraries=set(), on_cpu=True))
+    assert on_cpu["cuda.max_connections"] == "it has a meaning on GPUs, and the trace has none"
+
+
+def test_variables_that_are_set_so_already_are_no_change() -> None:
+    gpu = {"training": Training(libraries=set()), "shares": {"queue_order": 0.1}}
+    tried, _ = found("cuda.max_connections", **gpu)  # type: ignore[arg-type]
+    assert {*tried} == {"cuda.max_connections=1", "cuda.max_connections=32"}
+    tried, _ = found("cuda.max_connections", **gpu, environment={"CUDA_DEVICE_MAX_CONNECTIONS": "1"})  # type: ignore[arg-type]
+    assert {*tried} == {"cuda.max_connections=8", "cuda.max_connections=32"}
+
+
+def test_groups_that_are_named_are_for_who_knows_them() -> None:
+    tried, _ = found("group.max_ctas", training=Training(libraries=set()), shares={"contention": 0.1})
+    assert {*tried} == {"group.max_ctas=8"}
+
+
+def test_what_is_allowed_says_what_is_tried() -> None:
+    tried, _ = found("ddp", shares={"issued_late": 0.1, "bandwidth": 0.1})
+    needs = {name.partition("=")[0]: one.needs for name, one in tried.items()}
+    assert needs["ddp.static_graph"] == "exact"
+    assert needs["ddp.bucket_cap_mb"] == "rounding"
+    assert needs["ddp.compress_bf16"] == "training"
+    assert [allowed("rounding", allow) for allow in ("exact", "rounding", "training")] == [False, True, True]
+
+
+def test_a_misspelt_lever_gets_the_nearest_name() -> None:
+    with pytest.raises(UsageError, match=r"Unknown lever fsdp. Did you mean fsdp2\?"):
+        found("fsdp")

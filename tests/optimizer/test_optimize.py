@@ -1,0 +1,133 @@
+"""`overlap-sweep optimize` on a real training, whose pauses are levers of a package of their own."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import overlap_sweep
+from overlap_sweep import levers
+from overlap_sweep.optimizer.answer import Answer
+from overlap_sweep.optimizer.record import OptimizeRecord
+from overlap_sweep.program import environment_with_package
+
+TRAIN = """
+import os, time, torch
+torch.set_num_threads(1)
+torch.manual_seed(0)
+model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4)))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(10**6):
+    optimizer.zero_grad()
+    loss = model(torch.randn(8, 64)).square().mean()
+    loss.backward()
+    time.sleep(float(os.environ.get("A_MS", "30")) / 1e3)
+    optimizer.step()
+"""
+LEVERS = """
+test.a_ms: {what: a pause, values: [90, 10], results: exact, environment: A_MS}
+test.b_ms: {what: nothing, values: [1], results: rounding, environment: B_MS}
+test.lr:
+  what: another learning rate
+  values: [0.2]
+  kind: number
+  results: exact
+  constructor: {of: ["torch.optim.sgd:SGD"], argument: lr}
+  overrides: true
+  write: SGD(parameters, lr={value})
+test.workers:
+  what: workers of what the training does not have
+  values: [2, 3]
+  results: exact
+  constructor: {of: ["torch.utils.data.dataloader:DataLoader"], argument: num_workers}
+  write: DataLoader(num_workers={value})
+"""
+QUICK = ("runtime.device=cpu", "search.repeats=2", "job.skip_steps=2", "job.steps=6", "job.profile_steps=1")
+
+
+@pytest.fixture
+def training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The command of a training, in whose processes those levers are known."""
+    package = tmp_path / "package"
+    (package / "more_levers-1.0.dist-info").mkdir(parents=True)
+    (package / "more_levers-1.0.dist-info" / "METADATA").write_text("Name: more-levers\nVersion: 1.0\n")
+    (package / "more_levers-1.0.dist-info" / "entry_points.txt").write_text(
+        f"[{levers.GROUP}]\ntest = more_levers:path\n"
+    )
+    (package / "more_levers.py").write_text(f"def path(): return {str(package / 'levers.yaml')!r}\n")
+    (package / "levers.yaml").write_text(LEVERS)
+    monkeypatch.setenv("PYTHONPATH", str(package))
+    (tmp_path / "train.py").write_text(TRAIN)
+    return [sys.executable, str(tmp_path / "train.py")]
+
+
+def optimizing(folder: Path, training: list[str], *options: str) -> subprocess.Popen[str]:
+    words = ["optimize", "--levers=test", "--output=found", *options, *QUICK, "--", *training]
+    return subprocess.Popen(
+        [sys.executable, "-m", "overlap_sweep", *words],
+        cwd=folder,
+        env=environment_with_package(os.environ | {"COLUMNS": "120"}),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.end_to_end
+def test_what_helps_is_found_proven_and_said(tmp_path: Path, training: list[str]) -> None:
+    with optimizing(tmp_path, training, "--format=json", "--fail-if", "gain < 0.9") as process:
+        stdout, stderr = process.communicate(timeout=400)
+    assert process.returncode == 3, stderr
+    answer = msgspec.json.decode(stdout, type=Answer)
+
+    assert answer.settings == {"test.a_ms": 10}
+    assert answer.proven
+    assert 0.2 < answer.low < answer.gain < answer.high < 0.9
+    assert answer.lines == [f"run: A_MS=10 {' '.join(training)}"]
+    assert answer.results == "equal"
+    by_settings = {tuple(one.settings.items()): one for one in answer.trials}
+    assert by_settings[()].runs >= 5
+    # Slower steps are given up after a few.
+    assert "given up" in stderr or by_settings[("test.a_ms", 90),].step_us > 80_000  # type: ignore[operator]
+    assert "does not compute the same" in by_settings[("test.lr", 0.2),].reason
+    assert "has made no DataLoader" in by_settings[("test.workers", "2"),].reason
+    assert (("test.workers", "3"),) not in by_settings
+    assert [one.name for one in answer.not_allowed] == ["test.b_ms=1"]
+    assert (tmp_path / "found" / "report.html").exists()
+    assert "fail-if: gain < 0.9 holds" in stderr
+    # What is worth trying is said before any of it is tried.
+    assert stderr.index("values of levers apply") < stderr.index("a_ms=90")
+
+
+@pytest.mark.faults
+def test_ctrl_c_ends_with_the_best_so_far_and_resume_goes_on(tmp_path: Path, training: list[str]) -> None:
+    with optimizing(tmp_path, training) as process:
+        record = tmp_path / "found" / OptimizeRecord.FILE
+        deadline = time.monotonic() + 120
+        while not record.exists() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        os.kill(process.pid, signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
+    assert stdout.startswith("Keep the command as it is: nothing that was tried is faster beyond the noise.")
+    before = {path.parent.name for path in (tmp_path / "found").glob("*/result.json")}
+    assert len(before) >= 2
+
+    with optimizing(tmp_path, training, "--resume", "--runs=4") as process:
+        stdout, stderr = process.communicate(timeout=200)
+    assert process.returncode == 0, stderr
+    assert "search.max_points=4 is used up" in stdout
+    assert before <= {path.parent.name for path in (tmp_path / "found").glob("*/result.json")}
+    assert "from the earlier run" in stderr or "[kept]" in stderr
+
+
+@pytest.mark.end_to_end
+def test_a_command_that_does_not_train_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(overlap_sweep.UserError, match=r"no Python with the recorder has imported torch"):
+        overlap_sweep.optimize([sys.executable, "-c", "pass"], overrides=["runtime.device=cpu"], quiet=True)

@@ -1,0 +1,84 @@
+"""What a search does with what is expected of single changes, and what it learns of expectations."""
+
+import math
+
+import pytest
+
+from overlap_sweep.config import Search
+from overlap_sweep.search import Failure, Setting, conduct
+from overlap_sweep.search.knob_trail import Answer, Knob, KnobTrail
+from overlap_sweep.search.knobs import search
+from overlap_sweep.search.prior import Expected, Prior
+from overlap_sweep.workloads import Sample
+
+KNOBS = (Knob("a", ("0", "1", "2")), Knob("b", ("0", "1")), Knob("c", ("0", "1")), Knob("d", ("0", "1")))
+A1, A2, B1, C1, D1 = (0, "1"), (0, "2"), (1, "1"), (2, "1"), (3, "1")
+
+
+def predicted(gain: float, width: float = 0.02) -> Expected:
+    return Expected(gain, gain - width, gain + width, is_predicted=True)
+
+
+def test_expectations_are_scaled_by_what_was_measured() -> None:
+    prior = Prior({A1: predicted(0.1), B1: predicted(0.2), C1: Expected(0.3, 0.0, 0.3)})
+    assert prior.gain(A1) == pytest.approx(0.1)
+    prior.learn(B1, 0.1)
+    # Half of it was gained, which counts sixteen times as much as what was thought before.
+    assert prior.scale == pytest.approx((0.02 + 0.0025) / (0.04 + 0.0025))
+    assert prior.gain(A1) == pytest.approx(0.1 * prior.scale)
+    # A bound by a cause says nothing of how good predictions are, nor do they of it.
+    prior.learn(C1, 0.0)
+    assert prior.gain(C1) == 0.3
+    assert prior.scale == pytest.approx(0.0225 / 0.0425)
+
+
+def test_what_was_gained_beyond_an_interval_may_be_gained_by_others() -> None:
+    prior = Prior({A1: predicted(-0.05), B1: predicted(0.05)})
+    assert prior.most(A1) == pytest.approx(-0.03)
+    prior.learn(B1, 0.12)
+    assert prior.most(A1) == pytest.approx(0.02)
+    assert prior.most(D1) == math.inf
+
+
+def test_losses_never_turn_expectations_around() -> None:
+    prior = Prior({A1: predicted(0.2), B1: predicted(0.2)})
+    prior.learn(A1, -0.5)
+    assert prior.scale == 0.0
+
+
+def measured_in_order(prior: Prior, *refused: str) -> list[Setting]:
+    """Returns the settings of a whole search of a training in which a=2 and b=1 help, in the order of their first
+    measurement. `refused`: knobs that cannot be changed."""
+    asked: list[Setting] = []
+
+    def answer(setting: Setting) -> Answer:
+        asked.append(setting)
+        if any(value != knob.values[0] for knob, value in zip(KNOBS, setting, strict=True) if knob.key in refused):
+            return Failure("there is none", refused=True)
+        time_us = 1000.0 - 100 * (setting[0] == "2") - 50 * (setting[1] == "1") + 30 * (setting[3] == "1")
+        return Sample(tuple(time_us + wobble for wobble in (-1.0, 0.0, 1.0, len(asked) % 3)), by_mean=True)
+
+    trail = KnobTrail(KNOBS, lambda setting: None, lambda: math.inf, prior)
+    conduct(search(trail, Search()), lambda wanted: [answer(setting) for setting in wanted])
+    assert trail.best == ("2", "1", "0", "0")
+    return list(dict.fromkeys(asked))
+
+
+def test_what_is_expected_to_gain_most_is_measured_first_and_what_cannot_gain_never() -> None:
+    prior = Prior({A1: predicted(-0.2), A2: predicted(0.05), B1: predicted(0.1), C1: Expected(0.0, 0.0, 0.005)})
+    order = measured_in_order(prior)
+    assert order[:4] == [("0", "0", "0", "0"), ("0", "1", "0", "0"), ("2", "0", "0", "0"), ("0", "0", "0", "1")]
+    assert not [setting for setting in order if setting[0] == "1" or setting[2] == "1"]
+
+
+def test_of_a_knob_that_cannot_be_changed_one_value_is_tried() -> None:
+    knobs_of_none = {A1: predicted(0.3), A2: predicted(0.2), C1: predicted(0.01)}
+    asked: list[Setting] = []
+    trail = KnobTrail(KNOBS, lambda setting: None, lambda: math.inf, Prior(knobs_of_none))
+
+    def answer(setting: Setting) -> Answer:
+        asked.append(setting)
+        return Failure("no such thing here", refused=True) if setting[0] != "0" else Sample((10.0, 10.1, 9.9))
+
+    conduct(search(trail, Search()), lambda wanted: [answer(setting) for setting in wanted])
+    assert [setting for setting in asked if setting[0] != "0"] == [("1", "0", "0", "0")]
