@@ -57,6 +57,6 @@ def optimize(
         check=False,
     )
     if process.returncode:
-        *_, last = (process.stderr or "").splitlines() or ["see the error above"]
-        raise UserError(f"The command was not optimized: {last.removeprefix('error: ')}")
+        errors = [line for line in (process.stderr or "").splitlines() if line.startswith("error: ")]
+        raise UserError(errors[-1].removeprefix("error: ") if errors else "The command was not optimized; see above.")
     return msgspec.json.decode(process.stdout, type=Answer)

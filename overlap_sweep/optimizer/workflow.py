@@ -73,18 +73,19 @@ def optimize(inputs: SearchInputs) -> None:
     for line in _worth_trying(first, recorded, found, tried):
         print(f"optimize: {line}", flush=True)
     space.knobs = _knobs(tried)
+    prior = _prior(space.knobs, tried)
     reference = [point_of(directory, result.name) for result in first]
     searching = Searching(
         space,
         measurements,
         share=1.0,
-        prior=_prior(space.knobs, tried),
+        prior=prior,
         objection=partial(objection, directory=directory, reference=reference, allow=allow, memory=wanted.memory),
     )
 
     def write() -> None:
         budget, trail = measurements.budget, searching.trail
-        record.elapsed_s, record.scale, record.stopped = budget.elapsed_s, trail.prior.scale, searching.found.stopped
+        record.elapsed_s, record.scale, record.stopped = budget.elapsed_s, prior.scale, searching.found.stopped
         record.hopeless = [f"{trail.knobs[index].key.removeprefix(OPTION)}={value}" for index, value in trail.left_out]
         record.failed = [
             FailedTrial({key.removeprefix(OPTION): value for key, value in trail.overrides(setting).items()}, reason)

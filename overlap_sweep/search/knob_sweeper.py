@@ -37,7 +37,7 @@ class Searching:
         """`share`: fraction of the remaining budget for this search. `objection`: returns why an `ok` result must not
         be used, empty if it may."""
         self.space, self._measurements, self._objection = space, measurements, objection
-        self.trail = KnobTrail(space.knobs, space.refusal, self._room, prior or Prior({}))
+        self.trail = KnobTrail(space.knobs, space.refusal, self._room, prior)
         self.ended = False
         self._requests: Counter[Setting] = Counter()
         self._points: dict[Setting, list[str]] = defaultdict(list)

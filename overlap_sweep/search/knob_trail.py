@@ -41,9 +41,8 @@ class KnobTrail:
     """Returns why a setting is invalid and must not be measured, or None."""
     room: Callable[[], float]
     """Returns how many more points may be measured."""
-    prior: Prior = field(default_factory=lambda: Prior({}))
-    """What single changes of the baseline are expected to gain; those of which nothing is expected are measured in
-    their order."""
+    prior: Prior | None = None
+    """What single changes of the baseline are expected to gain: they are then measured one by one, the best first."""
     found: Samples = field(default_factory=Samples)
     proof: Samples = field(default_factory=lambda: Samples(deviations=PROOF_DEVIATIONS))
     """Measurements in alternation after the search, in which a lucky choice does not win again."""

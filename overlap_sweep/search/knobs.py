@@ -25,6 +25,7 @@ from collections.abc import Iterator, Sequence
 from overlap_sweep.config import Search
 from overlap_sweep.search import Setting, disturbed_baselines
 from overlap_sweep.search.knob_trail import KnobTrail, Steps, one_by_one, proof_team, with_values
+from overlap_sweep.search.prior import Prior
 
 OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemory", re.IGNORECASE)
 """Matches the reason of a point that ran out of memory, in the words of PyTorch, CUDA and other libraries."""
@@ -79,8 +80,8 @@ def _around(trail: KnobTrail, effort: Search, origin: Setting, knobs: Sequence[i
     """Measures the single changes of one setting, and the joint settings that they suggest."""
     changes = [change for change in _changes(trail, origin, knobs) if _is_worthwhile(trail, origin, change)]
     possible = [change for change in changes if trail.possible(change)]
-    if trail.prior.expected:
-        yield from _best_first(trail, effort, origin, possible)
+    if trail.prior:
+        yield from _best_first(trail, trail.prior, effort, origin, possible)
     elif len(trail.found.of) == 1 and effort.repeats > 1 and possible:
         # Repeats the baseline: everything is compared with it, and the repetitions show the noise.
         half = (len(possible) + 1) // 2
@@ -104,25 +105,25 @@ def _around(trail: KnobTrail, effort: Search, origin: Setting, knobs: Sequence[i
         yield from _tell_apart(trail, effort)
 
 
-def _best_first(trail: KnobTrail, effort: Search, origin: Setting, changes: Sequence[Setting]) -> Steps:
+def _best_first(trail: KnobTrail, prior: Prior, effort: Search, origin: Setting, changes: Sequence[Setting]) -> Steps:
     """Measures single changes one by one, those first that are expected to gain most by what is known then, and leaves
     out those that cannot gain what is worth a measurement."""
     yield from trail.measure_again([origin] * (effort.repeats - len(trail.found.of[origin])))
     change_of = {setting: next(iter(trail.changed(setting, origin).items())) for setting in changes}
     left = [setting for setting in changes if setting not in trail.found.of]
     while left and not trail.cut:
-        setting = max(left, key=lambda one: trail.prior.gain(change_of[one]))
+        setting = max(left, key=lambda one: prior.gain(change_of[one]))
         left.remove(setting)
         change = change_of[setting]
-        if trail.prior.most(change) < effort.worth:
-            trail.left_out[change] = trail.prior.most(change)
+        if prior.most(change) < effort.worth:
+            trail.left_out[change] = prior.most(change)
             continue
         yield from trail.measure([setting])
         if setting in trail.refused:
             trail.fixed.add(change[0])
             left = [other for other in left if change_of[other][0] != change[0]]
         if origin == trail.baseline and setting in trail.found.of:
-            trail.prior.learn(change, trail.found.gain(origin, setting).time_us / trail.found.time_us(origin))
+            prior.learn(change, trail.found.gain(origin, setting).time_us / trail.found.time_us(origin))
 
 
 def _changes(trail: KnobTrail, origin: Setting, knobs: Sequence[int]) -> Iterator[Setting]:
