@@ -87,6 +87,8 @@ def optimize(
         f"optimize.allow={allow}",
         f"optimize.memory={_share(memory):g}",
         *([f"optimize.levers={override_value(levers.split(','))}"] if levers else []),
+        # What a script sets itself is what its user wants to know better.
+        "job.levers_override=true",
         f"job.ranks={ranks or started_processes(command, {}) or 1}",
         *([f"hydra.sweep.dir={override_value(str(output))}"] if output else []),
         *(["resume=last"] if resume and not output else []),

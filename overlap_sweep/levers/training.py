@@ -22,6 +22,8 @@ class Training:
     """Options that set the same as a lever, by its name."""
     on_cpu: bool = False
     """Whether it is known to have run without GPUs."""
+    override: bool = False
+    """Whether levers may change what the command sets itself, too."""
 
     def applies(self, name: str, lever: Lever) -> str:
         """Returns yes, or what it depends on, or no and why."""
@@ -42,6 +44,6 @@ class Training:
         if not self.words:
             return f"if it uses {programs.PROGRAMS[lever.program].title}"
         changes = ({"it": programs.change(lever, value)} for value in lever.values)
-        reasons = (shells.refusal(one, self.words, self.texts, override=False) for one in changes)
+        reasons = (shells.refusal(one, self.words, self.texts, override=self.override) for one in changes)
         reason = next(filter(None, reasons), "")
         return f"no: {reason.removeprefix('it cannot be applied: ')}" if reason else "yes"

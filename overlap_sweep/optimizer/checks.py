@@ -1,4 +1,5 @@
-"""Says why a trial must not win, however fast it is: it computes something else, or needs too much memory."""
+"""Says why a trial must not win, however fast it is: it computes something else, was not in force, or needs too much
+memory."""
 
 from __future__ import annotations
 
@@ -8,9 +9,18 @@ from pathlib import Path
 from overlap_sweep.optimizer.candidates import Allowed
 from overlap_sweep.results.points import Point, read_points
 from overlap_sweep.results.run_directory import Result
-from overlap_sweep.study.equality import equality
+from overlap_sweep.study.analysis import analyse
+from overlap_sweep.study.effects import with_effects
+from overlap_sweep.study.equality import Verdict, with_equality
 from overlap_sweep.workloads.job.result import memory_share
 from overlap_sweep.workloads.job.study import STUDY
+
+_WRONG: dict[Allowed, tuple[Verdict, ...]] = {
+    "exact": ("differs", "rounding"),
+    "rounding": ("differs",),
+    "training": (),
+}
+"""What results must not be, by what is allowed."""
 
 
 def objection(result: Result, directory: Path, reference: Sequence[Point], allow: Allowed, memory: float) -> str:
@@ -19,13 +29,17 @@ def objection(result: Result, directory: Path, reference: Sequence[Point], allow
     share = memory_share(result)
     if share is not None and share > memory:
         return f"it uses {share:.0%} of the GPU's memory, more than {memory:.0%}"
-    if allow == "training":
-        return ""
-    found = equality([STUDY.computed(one) for one in reference], [STUDY.computed(point_of(directory, result.name))])
-    wrong = ("differs",) if allow == "rounding" else ("differs", "rounding")
-    if found.verdict in wrong and not (found.verdict == "rounding" and _vary(reference)):
-        return f"it does not compute the same: {found.in_words}"
-    return ""
+    point = point_of(directory, result.name)
+    analyses = with_effects(STUDY, with_equality(STUDY, analyse(STUDY, [*reference, point])))
+    row = next(row for one in analyses for row in one.rows if point in row.points)
+    if (
+        row.equality
+        and row.equality.verdict in _WRONG[allow]
+        and not (row.equality.verdict == "rounding" and _vary(reference))
+    ):
+        return f"it does not compute the same: {row.equality.in_words}"
+    idle = [one for one in row.effect.settings if one.verdict == "not in force"] if row.effect else []
+    return f"not in force: {idle[0].evidence}" if idle else ""
 
 
 def point_of(directory: Path, name: str) -> Point:
@@ -34,6 +48,6 @@ def point_of(directory: Path, name: str) -> Point:
 
 
 def _vary(reference: Sequence[Point]) -> bool:
-    """Returns whether runs of the command as it is differ by rounding among themselves."""
+    """Returns whether runs of the command as it is differ among themselves, by rounding or more."""
     first, *others = [STUDY.computed(one) for one in reference]
-    return any(equality([first, first], [one]).verdict != "equal" for one in others)
+    return any(seen.difference(first[name]) for other in others for name, seen in other.items() if name in first)

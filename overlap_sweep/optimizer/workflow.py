@@ -183,6 +183,7 @@ def _recorded(directory: Path, first: Sequence[Result]) -> Recorded:
         texts=mine.texts,
         elsewhere=mine.elsewhere,
         on_cpu=point.runtime.device == "cpu",
+        override=point.job.levers_override,
     )
     shares: dict[str, float] = {}
     for one in run.causes:
