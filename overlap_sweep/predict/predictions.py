@@ -15,7 +15,7 @@ import msgspec
 
 from overlap_sweep.diagnosis import NEVER, as_share, as_time, once
 from overlap_sweep.errors import UserError, nearest
-from overlap_sweep.predict import changes
+from overlap_sweep.predict.changes import gathers, hosts, reductions, resources
 from overlap_sweep.predict.graph import CannotTell, StepGraph
 from overlap_sweep.predict.replay import (
     POWER,
@@ -100,7 +100,7 @@ def _flag(apply: Callable[[StepGraph], None], wanted: str, graph: StepGraph, val
 
 
 def _connections(graph: StepGraph, value: str) -> None:
-    (changes.with_queue if _number(value) == 1 else changes.without_queue)(graph)
+    (resources.with_queue if _number(value) == 1 else resources.without_queue)(graph)
 
 
 def _untold(reason: str, graph: StepGraph, value: str) -> None:
@@ -108,54 +108,54 @@ def _untold(reason: str, graph: StepGraph, value: str) -> None:
 
 
 _ONE_NUMBER = "The recording has collectives of one number of thread blocks; sweep nccl.max_ctas to know."
-_UNSYNCHRONISED = Change(partial(_flag, changes.unsynchronised, "unsynchronised"), [])
+_UNSYNCHRONISED = Change(partial(_flag, reductions.unsynchronised, "unsynchronised"), [])
 CHANGES = {
     "ddp.bucket_cap_mb": Change(
-        lambda graph, value: changes.in_buckets(graph, _number(value) * 2**20),
+        lambda graph, value: reductions.in_buckets(graph, _number(value) * 2**20),
         ["25", "4", "100"],
         overlaps=True,
         mends=("issued_late",),
     ),
-    "ddp.hooks": Change(partial(_flag, changes.in_hooks, "true"), ["true"], overlaps=True, mends=("issued_late",)),
+    "ddp.hooks": Change(partial(_flag, reductions.in_hooks, "true"), ["true"], overlaps=True, mends=("issued_late",)),
     "ddp.accumulate": _UNSYNCHRONISED,
-    "ddp.no_sync": Change(partial(_flag, changes.unsynchronised, "true"), ["true"], mends=("repeated_reduction",)),
+    "ddp.no_sync": Change(partial(_flag, reductions.unsynchronised, "true"), ["true"], mends=("repeated_reduction",)),
     "fsdp2.prefetch": Change(
-        lambda graph, value: changes.prefetched(graph, round(_number(value))),
+        lambda graph, value: gathers.prefetched(graph, round(_number(value))),
         ["1", "2"],
         overlaps=True,
         mends=("issued_late",),
     ),
     "fsdp2.reshard_after_forward": Change(
-        partial(_flag, changes.kept_after_forward, "false"),
+        partial(_flag, gathers.kept_after_forward, "false"),
         ["false"],
         note="All gathered parameters stay in memory.",
         mends=("bandwidth",),
     ),
     "fsdp2.accumulate": _UNSYNCHRONISED,
-    "fsdp2.no_sync": Change(partial(_flag, changes.unsynchronised, "true"), ["true"], mends=("repeated_reduction",)),
+    "fsdp2.no_sync": Change(partial(_flag, reductions.unsynchronised, "true"), ["true"], mends=("repeated_reduction",)),
     "env.CUDA_DEVICE_MAX_CONNECTIONS": Change(_connections, ["8"], overlaps=True, mends=("queue_order",)),
     "cuda.max_connections": Change(_connections, [], overlaps=True),
     "host.sync": Change(
-        partial(_flag, changes.without_sync, "none"), ["none"], overlaps=True, of_host=True, mends=("host_sync",)
+        partial(_flag, hosts.without_sync, "none"), ["none"], overlaps=True, of_host=True, mends=("host_sync",)
     ),
     "host.launch": Change(
-        partial(_flag, changes.faster_host, "graph"),
+        partial(_flag, hosts.faster_host, "graph"),
         ["graph"],
         note="Kernels are as fast as they were recorded.",
         of_host=True,
         mends=("host_bound",),
     ),
-    "loader.ready": Change(partial(_flag, changes.ready_batches, "true"), ["true"], of_host=True),
-    "ranks.equal": Change(partial(_flag, changes.equal_ranks, "true"), ["true"], of_host=True, mends=("straggler",)),
+    "loader.ready": Change(partial(_flag, hosts.ready_batches, "true"), ["true"], of_host=True),
+    "ranks.equal": Change(partial(_flag, hosts.equal_ranks, "true"), ["true"], of_host=True, mends=("straggler",)),
     "nccl.cta_policy": Change(
-        partial(_flag, changes.beside_nothing, "2"),
+        partial(_flag, resources.beside_nothing, "2"),
         ["2"],
         is_bound=True,
         note="A bound: copies by copy engines take no multiprocessors, but may be slower themselves.",
         mends=("contention",),
     ),
     "link.times": Change(
-        lambda graph, value: changes.faster_link(graph, _number(value)), ["2"], is_bound=True, note="A bound."
+        lambda graph, value: resources.faster_link(graph, _number(value)), ["2"], is_bound=True, note="A bound."
     ),
     "nccl.max_ctas": Change(partial(_untold, _ONE_NUMBER), []),
     "nccl.min_ctas": Change(partial(_untold, _ONE_NUMBER), []),

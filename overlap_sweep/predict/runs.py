@@ -60,7 +60,7 @@ def predictions_of(
     """Returns the prediction for each change from the traces of one run, which are cached; empty if they cannot be
     read, or hold no step. `facts`: of the ranks, if they are at hand."""
     keys = [key_of(path) for path in paths]
-    code = " ".join(map(code_digest, (__package__, "overlap_sweep.diagnosis")))
+    code = " ".join(map(code_digest, (__package__, f"{__package__}.changes", "overlap_sweep.diagnosis")))
     key = f"{code} {list(map(str, paths))} {keys} {sorted(changes)}" if all(keys) else None
     if key and (kept := cached(_KIND, key, dict[str, Prediction])):
         return kept
