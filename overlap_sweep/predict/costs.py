@@ -21,6 +21,13 @@ OTHER_SIZE = 1.5
 """Sizes whose ratio is smaller say nothing of latency."""
 
 
+MOST_LATENCY = 0.5
+"""Most of the time of a collective that is taken for latency."""
+
+LEEWAY = (0.93, 1.07)
+"""Least and most time of a collective of another size, over that of its cost."""
+
+
 class Family(NamedTuple):
     """Collectives whose costs are alike."""
 
@@ -42,6 +49,13 @@ def family_of(node: Node) -> Family:
     return Family(node.call.group, node.call.collective)
 
 
+def bus_share(collective: str, ranks: int | None) -> float:
+    """Returns the part of a buffer that each rank sends, in a ring and at least; 0 if it is unknown."""
+    if not ranks or ranks < 2:
+        return 0.0
+    return {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0}.get(collective, 0.0) * (ranks - 1) / ranks
+
+
 def costs_of(nodes: Iterable[Node]) -> dict[Family, Cost]:
     """Returns the costs of each kind of collective. Without the time in which one waited for other ranks, as far as
     they were matched; kinds of unknown sizes have none."""
@@ -61,5 +75,5 @@ def _fitted(times_ns: dict[int, float]) -> Cost:
         if latency_ns >= 0 and ns_per_byte > 0:
             return Cost(float(latency_ns), float(ns_per_byte))
     largest = int(np.argmax(sizes))
-    latency_ns = min(LATENCY_NS, 0.5 * float(times[largest]))
+    latency_ns = min(LATENCY_NS, MOST_LATENCY * float(times[largest]))
     return Cost(latency_ns, (float(times[largest]) - latency_ns) / float(sizes[largest]))

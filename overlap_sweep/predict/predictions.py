@@ -15,7 +15,7 @@ import msgspec
 
 from overlap_sweep.diagnosis import NEVER, as_share, as_time, once
 from overlap_sweep.errors import UserError, nearest
-from overlap_sweep.predict.changes import gathers, hosts, reductions, resources
+from overlap_sweep.predict.changes import blocks, gathers, hosts, reductions, resources
 from overlap_sweep.predict.graph import CannotTell, StepGraph
 from overlap_sweep.predict.replay import (
     POWER,
@@ -107,7 +107,6 @@ def _untold(reason: str, graph: StepGraph, value: str) -> None:
     raise CannotTell(reason)
 
 
-_ONE_NUMBER = "The recording has collectives of one number of thread blocks; sweep nccl.max_ctas to know."
 _UNSYNCHRONISED = Change(partial(_flag, reductions.unsynchronised, "unsynchronised"), [])
 CHANGES = {
     "ddp.bucket_cap_mb": Change(
@@ -128,7 +127,6 @@ CHANGES = {
     "fsdp2.reshard_after_forward": Change(
         partial(_flag, gathers.kept_after_forward, "false"),
         ["false"],
-        note="All gathered parameters stay in memory.",
         mends=("bandwidth",),
     ),
     "fsdp2.accumulate": _UNSYNCHRONISED,
@@ -157,8 +155,12 @@ CHANGES = {
     "link.times": Change(
         lambda graph, value: resources.faster_link(graph, _number(value)), ["2"], is_bound=True, note="A bound."
     ),
-    "nccl.max_ctas": Change(partial(_untold, _ONE_NUMBER), []),
-    "nccl.min_ctas": Change(partial(_untold, _ONE_NUMBER), []),
+    "nccl.max_ctas": Change(
+        lambda graph, value: blocks.with_blocks(graph, most=_number(value)), ["8", "16"], mends=("contention",)
+    ),
+    "nccl.min_ctas": Change(
+        lambda graph, value: blocks.with_blocks(graph, least=_number(value)), ["32"], mends=("bandwidth",)
+    ),
     "batch.times": Change(
         partial(_untold, "How much longer the same kernels take with a larger batch is not in the trace."), []
     ),
@@ -228,8 +230,8 @@ def _predicted(graph: StepGraph, change: str) -> Prediction:
     if overlaps and graph.on_device and not any(graph.shows_contention):
         notes.append("No GEMM ran beside communication: what that costs is taken from two H200s.")
 
-    def replayed(contention: float, cost: float, power: float) -> tuple[StepGraph, Replayed]:
-        changed = _changed(graph, singles, contention, cost)
+    def replayed(contention: float, end: Literal[0, 1] | None, power: float) -> tuple[StepGraph, Replayed]:
+        changed = _changed(graph, singles, contention, end)
         return changed, replay_at_power(changed, graph, power if overlaps else 0.0)
 
     try:
@@ -237,8 +239,8 @@ def _predicted(graph: StepGraph, change: str) -> Prediction:
             _check_family(graph, each.strip().partition(".")[0])
         if graph.on_device and not any(one.of_host for one, _ in singles):
             _refuse_host_bound(graph)
-        usual, times = replayed(1.0, 1.0, POWER)
-        spread_us = [step_us(*replayed(*factors)) for factors in ((0.5, 0.93, 0.0), (1.5, 1.07, MOST_POWER))]
+        usual, times = replayed(1.0, None, POWER)
+        spread_us = [step_us(*replayed(0.5, 0, 0.0)), step_us(*replayed(1.5, 1, MOST_POWER))]
     except CannotTell as error:
         return answer("cannot tell", [], "", str(error), {})
     predicted_us = step_us(usual, times)
@@ -248,6 +250,7 @@ def _predicted(graph: StepGraph, change: str) -> Prediction:
     if status == "bound":
         high_us = max(high_us, original_us)
     found = [predicted_us, max(low_us, 0.0), high_us]
+    notes = list(dict.fromkeys([*notes, *usual.notes]))
     return answer(status, found, critical_path(usual, times), " ".join(notes), parts_us(usual, times))
 
 
@@ -269,17 +272,18 @@ def where_wrong(prediction: Prediction, graph: StepGraph) -> str:
     return "; ".join(f"{name} {as_time(abs(us))} {'more' if us > 0 else 'less'} than predicted" for name, us in named)
 
 
-def _changed(graph: StepGraph, singles: Sequence[tuple[Change, str]], contention: float, cost: float) -> StepGraph:
-    """Returns the graph with the changes. `contention`, `cost`: factors of what computation and communication cost each
-    other, and of the time of communication that was not recorded."""
+def _changed(
+    graph: StepGraph, singles: Sequence[tuple[Change, str]], contention: float, end: Literal[0, 1] | None
+) -> StepGraph:
+    """Returns the graph with the changes. `contention`: factor of what computation and communication cost each other;
+    `end`: whether what was not recorded takes the least or the most time that it may, or as long as it usually does."""
     copy = graph.copy()
     for single, value in singles:
         single.apply(copy, value)
-    for place, node in enumerate(copy.nodes):
-        if place >= len(graph.nodes) and node.kind == "comm":
-            node.duration_ns *= cost
     for node in copy.nodes:
         node.slowdown *= contention
+        if end is not None:
+            node.duration_ns *= node.leeway[end]
     return copy
 
 

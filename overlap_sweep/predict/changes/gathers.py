@@ -31,6 +31,15 @@ def kept_after_forward(graph: StepGraph) -> None:
         and _COPY_OUT.search(node.name)
         and any(edge.why == "needs" and edge.node in gathered for edge in node.after)
     ]
+    kept: dict[tuple[int, int, int], int] = defaultdict(int)
+    for place in again:
+        node = graph.nodes[place]
+        kept[node.rank, node.step, node.backward] += node.bytes or 0
+    if most_bytes := max(kept.values()):
+        # Beside the shard: FSDP gathers into memory of its own. What is gathered at the peak is there anyway.
+        graph.notes.append(
+            f"All gathered parameters stay in memory: at most {most_bytes / 1e9:.3g} GB more on each GPU."
+        )
     remove(graph, dict.fromkeys([*again, *copies_in, *copies_out], ()))
 
 

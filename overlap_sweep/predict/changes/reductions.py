@@ -12,7 +12,7 @@ from statistics import median
 from overlap_sweep.diagnosis import NEVER
 from overlap_sweep.diagnosis.collectives import REDUCTIONS
 from overlap_sweep.predict.changes.removal import remove
-from overlap_sweep.predict.costs import costs_of, family_of
+from overlap_sweep.predict.costs import LEEWAY, costs_of, family_of
 from overlap_sweep.predict.graph import CannotTell, Edge, Node, StepGraph
 
 FIRST_BUCKET_BYTES = 1_048_576
@@ -78,6 +78,7 @@ def _resum(graph: StepGraph, sizes: Callable[[list[Node], float], list[float]]) 
                         role="gradient",
                         bytes=round(size),
                         held_ns=0.0,
+                        leeway=LEEWAY,
                     )
                 )
                 new.append(len(graph.nodes) - 1)
