@@ -1,7 +1,7 @@
-"""Writes overlap_sweep/predict/calibration.yaml from recordings of collectives with different numbers of thread blocks, and
-prints as Markdown how well each of them is predicted from the others.
+"""Writes overlap_sweep/predict/calibration.yaml from recordings of collectives with different numbers of thread blocks,
+and prints as Markdown how well each of them is predicted from the others.
 
-    python benchmarks/calibration_table.py        # 20 s
+    python benchmarks/calibration_table.py        # 5 s
 """
 
 import sys

@@ -4,7 +4,7 @@ kind, fitted over the sizes that occur."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
@@ -64,6 +64,18 @@ def costs_of(nodes: Iterable[Node]) -> dict[Family, Cost]:
         if node.kind == "comm" and node.bytes and node.duration_ns > 0:
             times[family_of(node)][node.bytes].append(node.duration_ns)
     return {family: _fitted({size: median(own) for size, own in by_size.items()}) for family, by_size in times.items()}
+
+
+def latencies_ns(nodes: Sequence[Node]) -> list[float]:
+    """Returns what of the time of each collective is latency, MOST_LATENCY of it at most; 0 of all else."""
+    costs = costs_of(nodes)
+    usual = Cost(LATENCY_NS, 0.0)
+    return [
+        min(costs.get(family_of(node), usual).latency_ns, MOST_LATENCY * node.duration_ns)
+        if node.kind == "comm" and node.call
+        else 0.0
+        for node in nodes
+    ]
 
 
 def _fitted(times_ns: dict[int, float]) -> Cost:

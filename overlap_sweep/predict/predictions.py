@@ -4,18 +4,20 @@ what becomes critical."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from math import prod
 from statistics import stdev
+from types import MappingProxyType
 from typing import Literal
 
 import msgspec
 
 from overlap_sweep.diagnosis import NEVER, as_share, as_time, once
 from overlap_sweep.errors import UserError, nearest
-from overlap_sweep.predict.changes import blocks, gathers, hosts, reductions, resources
+from overlap_sweep.predict.changes import blocks, gathers, hosts, reductions, resources, scale
 from overlap_sweep.predict.graph import CannotTell, StepGraph
 from overlap_sweep.predict.replay import (
     POWER,
@@ -57,11 +59,14 @@ class Prediction(msgspec.Struct, kw_only=True):
     low_us: float | None
     high_us: float | None
     gain_us: float | None
+    """For the work of a recorded step: of a step with more samples, the time for as many as the recorded one has."""
     critical: str
     """What then takes the step's time, as shares of the longest chain of what waits for each other."""
     reason: str
     """Why it cannot be told, or what else to know."""
     status: Status
+    work: float = 1.0
+    """Samples of the changed step over those of the recorded one."""
     parts_us: dict[str, float] = {}
     """What each kind takes of the changed step, as `replay.parts_us`."""
 
@@ -76,6 +81,10 @@ class Change:
     overlaps: bool = False
     """Whether it lets more computation run beside communication, so that the GPU waits less and its clock falls."""
     is_bound: bool = False
+    is_open: bool = False
+    """Whether of a bound nothing says how much longer it may take."""
+    is_batch: bool = False
+    """Whether its value is by what a step has more samples."""
     note: str = ""
     mends: Sequence[str] = ()
     """Causes of `diagnose` that it mends."""
@@ -101,10 +110,6 @@ def _flag(apply: Callable[[StepGraph], None], wanted: str, graph: StepGraph, val
 
 def _connections(graph: StepGraph, value: str) -> None:
     (resources.with_queue if _number(value) == 1 else resources.without_queue)(graph)
-
-
-def _untold(reason: str, graph: StepGraph, value: str) -> None:
-    raise CannotTell(reason)
 
 
 _UNSYNCHRONISED = Change(partial(_flag, reductions.unsynchronised, "unsynchronised"), [])
@@ -161,8 +166,13 @@ CHANGES = {
     "nccl.min_ctas": Change(
         lambda graph, value: blocks.with_blocks(graph, least=_number(value)), ["32"], mends=("bandwidth",)
     ),
-    "batch.times": Change(
-        partial(_untold, "How much longer the same kernels take with a larger batch is not in the trace."), []
+    "batch.times": Change(lambda graph, value: scale.larger_batch(graph, _number(value)), [], is_batch=True),
+    "ranks.times": Change(
+        lambda graph, value: scale.more_ranks(graph, _number(value)),
+        [],
+        is_bound=True,
+        is_open=True,
+        note="At least so long: links between nodes, which the recording does not have, are slower.",
     ),
 }
 
@@ -206,19 +216,27 @@ def _predicted(graph: StepGraph, change: str) -> Prediction:
     singles = parsed(change)
     original_us = step_us(graph, recorded(graph))
 
-    def answer(status: Status, times: list[float], critical: str, reason: str, parts: dict[str, float]) -> Prediction:
-        usual, low, high = times or (None,) * 3
+    def answer(
+        status: Status,
+        reason: str,
+        times: Sequence[float | None] = (None, None, None),
+        critical: str = "",
+        parts: Mapping[str, float] = MappingProxyType({}),
+        work: float = 1.0,
+    ) -> Prediction:
+        usual, low, high = times
         return Prediction(
             change=change,
             step_us=original_us,
             predicted_us=usual,
             low_us=low,
             high_us=high,
-            gain_us=None if usual is None else original_us - usual,
+            gain_us=None if usual is None else original_us - usual / work,
             critical=critical,
             reason=reason,
             status=status,
-            parts_us=parts,
+            work=work,
+            parts_us=dict(parts),
         )
 
     overlaps = any(one.overlaps for one, _ in singles)
@@ -242,16 +260,23 @@ def _predicted(graph: StepGraph, change: str) -> Prediction:
         usual, times = replayed(1.0, None, POWER)
         spread_us = [step_us(*replayed(0.5, 0, 0.0)), step_us(*replayed(1.5, 1, MOST_POWER))]
     except CannotTell as error:
-        return answer("cannot tell", [], "", str(error), {})
+        return answer("cannot tell", str(error))
     predicted_us = step_us(usual, times)
     half_us = max(_noise_us(graph), (NOISE if graph.on_device else NOISE_ON_CPU) * original_us)
     low_us, high_us = min(*spread_us, predicted_us) - half_us, max(*spread_us, predicted_us) + half_us
-    status: Status = "bound" if any(one.is_bound for one, _ in singles) else "predicted"
-    if status == "bound":
-        high_us = max(high_us, original_us)
-    found = [predicted_us, max(low_us, 0.0), high_us]
+    bounds = [one for one, _ in singles if one.is_bound]
+    status: Status = "bound" if bounds else "predicted"
+    work = prod(_number(value) for one, value in singles if one.is_batch)
+    if work != 1:
+        per_sample = predicted_us / work / original_us - 1
+        notes.append(
+            f"A step of {work:g} times the samples: {as_time(predicted_us / work)} for as many as now, "
+            f"{as_share(abs(per_sample))} {'more' if per_sample > 0 else 'less'}."
+        )
+    open_us = None if any(one.is_open for one in bounds) else max(high_us, original_us if bounds else 0.0)
     notes = list(dict.fromkeys([*notes, *usual.notes]))
-    return answer(status, found, critical_path(usual, times), " ".join(notes), parts_us(usual, times))
+    found = (predicted_us, max(low_us, 0.0), open_us)
+    return answer(status, " ".join(notes), found, critical_path(usual, times), parts_us(usual, times), work)
 
 
 DIFFERS = 0.005

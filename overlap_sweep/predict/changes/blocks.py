@@ -9,16 +9,7 @@ from math import inf
 from statistics import median
 
 from overlap_sweep.predict.calibration import Calibration, Rates, calibrations, chosen, fitted
-from overlap_sweep.predict.costs import (
-    LATENCY_NS,
-    MOST_LATENCY,
-    OTHER_SIZE,
-    Cost,
-    Family,
-    bus_share,
-    costs_of,
-    family_of,
-)
+from overlap_sweep.predict.costs import OTHER_SIZE, Family, bus_share, family_of, latencies_ns
 from overlap_sweep.predict.graph import CannotTell, Node, StepGraph
 
 LEEWAY, LEEWAY_ELSEWHERE = 1.12, 1.3
@@ -62,38 +53,40 @@ def with_blocks(graph: StepGraph, most: float = inf, least: float = 0, known: Se
         if node.kind == "compute":
             node.slowdown *= slowed[node.rank]
     seen = _rates_seen(kernels)
-    is_elsewhere = graph.device_name != calibration.device
+    is_elsewhere, is_fitted = graph.device_name != calibration.device, True
     for one, blocks in changed:
         node = one.node
         near = _near(seen[one.family], node.bytes)
-        is_elsewhere |= node.group_size != calibration.ranks
-        rates = fitted(near) if len(near) > 1 else _calibrated(calibration, one.family.collective)
-        leeway = LEEWAY_ELSEWHERE if is_elsewhere and len(near) < 2 else LEEWAY
+        if len(near) > 1:
+            rates, leeway = fitted(near), LEEWAY
+        else:
+            is_elsewhere, is_fitted = is_elsewhere or node.group_size != calibration.ranks, False
+            rates = _calibrated(calibration, one.family.collective)
+            leeway = LEEWAY_ELSEWHERE if is_elsewhere else LEEWAY
         longer = rates.longer(one.blocks, blocks, one.gb_per_s)
         node.duration_ns = one.latency_ns + (node.duration_ns - one.latency_ns) * longer
         node.leeway = (node.leeway[0] / leeway, node.leeway[1] * leeway)
         assert node.call is not None
         node.call = replace(node.call, blocks=blocks)
     graph.notes.append(
-        f"What thread blocks do was measured on {calibration.ranks} {calibration.device}, NCCL {calibration.nccl}"
+        f"What thread blocks do to {'GEMMs' if is_fitted else 'collectives and GEMMs'} was measured on "
+        f"{calibration.ranks} {calibration.device}, NCCL {calibration.nccl}"
         + (", not on such GPUs or so many ranks as here: the interval is wider." if is_elsewhere else ".")
+        + (" What they do to collectives is in this recording." if is_fitted else "")
     )
 
 
 def kernels_of(graph: StepGraph) -> list[Kernel]:
     """Returns the collectives of NCCL's kernels, without those of symmetric memory, which have a grid of their own."""
-    costs, found = costs_of(graph.nodes), []
-    for node in graph.nodes:
+    found = []
+    for node, latency_ns in zip(graph.nodes, latencies_ns(graph.nodes), strict=True):
         call = node.call
         if node.kind == "comm" and call and call.library == "nccl" and call.blocks and "Sym" not in call.kernel:
-            family = family_of(node)
-            cost = costs.get(family, Cost(LATENCY_NS, 0.0))
-            latency_ns = min(cost.latency_ns, MOST_LATENCY * node.duration_ns)
             share = bus_share(call.collective, node.group_size)
             rate = None
             if share and node.bytes and node.duration_ns > 0:
                 rate = node.bytes * share / (node.duration_ns - latency_ns)
-            found.append(Kernel(node, call.blocks, family, latency_ns, rate))
+            found.append(Kernel(node, call.blocks, family_of(node), latency_ns, rate))
     return found
 
 
