@@ -289,8 +289,10 @@ def _add_by_time(graph: StepGraph, own: Sequence[int], *, held: bool) -> None:
                 continue
             took_ns = end_ns - since_ns
             in_the_end = graph.nodes[other].is_gemm and start_ns >= since_ns + IN_THE_END * took_ns
-            if held and in_the_end and since_ns <= ready_ns:
+            if held and in_the_end and since_ns <= ready_ns + LATENCY_NS:
                 node.held_ns = start_ns - end_ns
+                # Of two that wait for the same the multiplication was faster.
+                node.delay_ns = max(0.0, since_ns - ready_ns + 1)
                 break
             if other < place and (start_ns >= end_ns - EARLY_NS or in_the_end):
                 node.after.append(Edge(other, "needs"))
@@ -355,13 +357,12 @@ def _set_delays(graph: StepGraph) -> None:
     late: list[tuple[Node, Edge, float]] = []
     lags: list[float] = []
     for node in graph.nodes:
+        if node.held_ns is not None:
+            # It is held when it could have started.
+            continue
         before = [(graph.nodes[edge.node].recorded_ns[edge.why != "queue"], edge) for edge in node.after]
         last_ns, last = max(before, key=lambda one: one[0], default=(0.0, None))
         node.delay_ns = node.recorded_ns[0] - last_ns
-        if node.held_ns is not None:
-            # It is held when it could have started.
-            node.delay_ns = 0.0
-            continue
         if last is not None and last.why == "host" and node.kind in ("compute", "comm"):
             late.append((node, last, max((one[0] for one in before if one[1] is not last), default=-inf)))
         elif node.kind in ("compute", "comm"):
