@@ -14,7 +14,8 @@ from overlap_sweep.diagnosis.facts import RankFacts
 from overlap_sweep.diagnosis.losses import views_of
 from overlap_sweep.diagnosis.runs import Run, facts_of_ranks, grouped, read_ranks
 from overlap_sweep.predict.graph import StepGraph, graph_of
-from overlap_sweep.predict.predictions import Prediction, predict, that_mend
+from overlap_sweep.predict.named import that_mend
+from overlap_sweep.predict.predictions import Prediction, predict
 from overlap_sweep.predict.replay import replay_error
 from overlap_sweep.trace.files import cache, cached, key_of
 
