@@ -1,7 +1,7 @@
 """Writes overlap_sweep/predict/calibration.yaml from recordings of collectives with different numbers of thread blocks,
 and prints as Markdown how well each of them is predicted from the others.
 
-    python benchmarks/calibration_table.py        # 5 s
+    python -m benchmarks.calibration_table        # 5 s
 """
 
 import sys
@@ -12,8 +12,8 @@ from pathlib import Path
 from statistics import median
 
 import msgspec
-from predictions_table import graph_of, unpacked
 
+from benchmarks.predictions_table import graph_of, unpacked
 from overlap_sweep.predict.calibration import Calibration, RateSeen, SlowdownSeen, fitted
 from overlap_sweep.predict.changes.blocks import kernels_of, with_blocks
 from overlap_sweep.predict.graph import StepGraph
