@@ -60,9 +60,9 @@ def with_blocks(graph: StepGraph, most: float = inf, least: float = 0, known: Se
         if len(near) > 1:
             rates, leeway = fitted(near), LEEWAY
         else:
-            is_elsewhere, is_fitted = is_elsewhere or node.group_size != calibration.ranks, False
-            rates = _calibrated(calibration, one.family.collective)
-            leeway = LEEWAY_ELSEWHERE if is_elsewhere else LEEWAY
+            as_there = graph.device_name == calibration.device and node.group_size == calibration.ranks
+            rates, leeway = _calibrated(calibration, one.family.collective), LEEWAY if as_there else LEEWAY_ELSEWHERE
+            is_elsewhere, is_fitted = is_elsewhere or not as_there, False
         longer = rates.longer(one.blocks, blocks, one.gb_per_s)
         node.duration_ns = one.latency_ns + (node.duration_ns - one.latency_ns) * longer
         node.leeway = (node.leeway[0] / leeway, node.leeway[1] * leeway)

@@ -38,7 +38,7 @@ def larger_batch(graph: StepGraph, times: float) -> None:
         if node.kind == "comm" and node.role == "activation":
             node.duration_ns = latency_ns[place] + (node.duration_ns - latency_ns[place]) * times
             node.bytes = round(node.bytes * times) if node.bytes else None
-            node.leeway = LEEWAY
+            node.leeway = (node.leeway[0] * LEEWAY[0], node.leeway[1] * LEEWAY[1])
 
 
 def more_ranks(graph: StepGraph, times: float) -> None:
