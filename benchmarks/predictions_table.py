@@ -3,10 +3,12 @@
     python benchmarks/predictions_table.py
 
 Pairs whose change was timed in turns with the recorded program, without the profiler, are compared with these times:
-the predicted time is scaled by what recording costs. The last table is the error of replaying each recording as it is.
+the predicted time is scaled by what recording costs. Below the table: how wide intervals must be at least, and the
+error of replaying each recording as it is.
 """
 
 import json
+import math
 import sys
 import tarfile
 import tempfile
@@ -18,7 +20,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from overlap_sweep.predict.graph import StepGraph
-from overlap_sweep.predict.predictions import Prediction, predict
+from overlap_sweep.predict.predictions import Prediction, half_width_us, predict
 from overlap_sweep.predict.replay import recorded, replay_error, step_us
 from overlap_sweep.predict.runs import graphs
 
@@ -34,6 +36,10 @@ class Judged(NamedTuple):
     prediction: Prediction
     before_ms: float
     after_ms: float
+    half_us: float
+    """What the interval has at least on each side."""
+    deviation_us: float
+    """Standard deviation of the recorded steps."""
 
     @property
     def scale(self) -> float:
@@ -51,17 +57,38 @@ class Judged(NamedTuple):
         return low_us * self.scale <= self.after_ms <= high_us * self.scale
 
     @property
+    def gained_ms(self) -> float:
+        return self.before_ms - self.after_ms / self.prediction.work
+
+    @property
     def is_sign_right(self) -> bool | None:
         """Returns None if the times differ by less than SAME."""
-        gained_ms = self.before_ms - self.after_ms
-        if abs(gained_ms) < SAME * self.before_ms:
+        if abs(self.gained_ms) < SAME * self.before_ms:
             return None
-        return (self.prediction.gain_us or 0.0) * gained_ms > 0
+        return (self.prediction.gain_us or 0.0) * self.gained_ms > 0
+
+    @property
+    def is_claim_right(self) -> bool | None:
+        """Returns None if the interval has the step as it is, so that no gain and no loss is claimed."""
+        found = self.prediction
+        if (found.low_us or 0.0) <= found.step_us * found.work <= (found.high_us or 0.0):
+            return None
+        return (found.gain_us or 0.0) * self.gained_ms > 0
+
+    @property
+    def lacking_share(self) -> float:
+        """Returns what the interval must have at least on each side for the measured time to lie within, as a share of
+        the recorded step; 0 if what the recorded steps deviate by is enough."""
+        found, measured_us = self.prediction, self.after_ms / self.scale
+        outside_us = max((found.low_us or 0.0) - measured_us, measured_us - (found.high_us or 0.0))
+        needed_us = self.half_us + outside_us
+        return needed_us / found.step_us if needed_us > self.deviation_us else 0.0
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        print(*pairs_table(judged_pairs(Path(folder))), sep="\n")
+        judged = judged_pairs(Path(folder))
+        print(*pairs_table(judged), "", widths_line(judged), sep="\n")
         errors = replay_errors(Path(folder))
         sizes = sorted(map(abs, errors.values()))
         print()
@@ -79,7 +106,8 @@ def judged_pairs(folder: Path) -> list[Judged]:
         graph = graph_of(directory / pair["before"])
         assert graph is not None
         (prediction,) = predict(graph, [pair["change"]])
-        found.append(Judged(pair, prediction, *measured_ms(directory, pair, graph)))
+        widths_us = half_width_us(graph), half_width_us(graph, 0.0)
+        found.append(Judged(pair, prediction, *measured_ms(directory, pair, graph), *widths_us))
     return found
 
 
@@ -92,7 +120,7 @@ def pairs_table(judged: list[Judged]) -> list[str]:
         found = one.prediction
         start = f"| {one.pair['before']} | `{found.change}` | {one.before_ms:.2f} |"
         if found.predicted_us is None or one.error is None:
-            lines.append(f"{start} {found.status}: {found.reason} | | {one.after_ms:.2f} | | |")
+            lines.append(f"{start} {found.status}: {found.reason.partition(', ')[0]} | | {one.after_ms:.2f} | | |")
             continue
         predicted, low, high = ((time or 0.0) * one.scale for time in (found.predicted_us, found.low_us, found.high_us))
         inside = "yes" if one.is_within else "no"
@@ -103,12 +131,42 @@ def pairs_table(judged: list[Judged]) -> list[str]:
         own = [one for one in judged if ("gloo" in one.pair["recordings"]) is is_gloo and one.error is not None]
         errors = [abs(one.error or 0.0) for one in own]
         signs = [one.is_sign_right for one in own if one.is_sign_right is not None]
+        claims = [one.is_claim_right for one in own if one.is_claim_right is not None]
         lines.append(
             f"{device}: {len(own)} pairs, error {median(errors):.1%} in the median, {max(errors):.1%} at most; "
             f"{sum(one.is_within for one in own)} in the interval; sign right in {sum(signs)} of {len(signs)} that "
-            f"differ by {SAME:.0%} or more."
+            f"differ by {SAME:.0%} or more; of {len(claims)} whose interval leaves no doubt of it in {sum(claims)}."
         )
     return lines
+
+
+COVERED = 0.85
+"""Share of recordings that are to lie within their intervals."""
+
+
+def least_half(lacking: list[float]) -> float:
+    """Returns the least half-width with which another pair, of the same kind as these, lies within its interval with a
+    probability of COVERED: of n pairs that which COVERED * (n + 1) of them lie within."""
+    return sorted(lacking)[min(math.ceil(COVERED * (len(lacking) + 1)), len(lacking)) - 1]
+
+
+def widths_line(judged: list[Judged]) -> str:
+    """Says which half-width the pairs on GPUs ask for, and how many lie within if it is chosen without them. Without
+    changes whose intervals are as wide as what is assumed of them."""
+    told = [one for one in judged if one.error is not None and "gloo" not in one.pair["recordings"]]
+    own = [one for one in told if not one.prediction.change.startswith(("batch.", "nccl."))]
+
+    def programs(one: Judged) -> set[str]:
+        return {one.pair["before"], one.pair.get("after", one.pair.get("mend"))}
+
+    # Both directions of two recordings are left out together.
+    chosen = [least_half([other.lacking_share for other in own if programs(other) != programs(one)]) for one in own]
+    within = sum(one.lacking_share <= share for one, share in zip(own, chosen, strict=True))
+    return (
+        f"Least half-width of an interval: {least_half([one.lacking_share for one in own]):.1%} of the step, of "
+        f"{len(own)} pairs; chosen without each ({', '.join(sorted({f'{share:.1%}' for share in chosen}))}) "
+        f"{within} of those left out lie within."
+    )
 
 
 def replay_errors(folder: Path, kind: str = "*") -> dict[str, float]:

@@ -107,7 +107,8 @@ def predicted_in_words(mend: Prediction) -> str:
     """Returns what a change is predicted to gain, in a sentence."""
     low_us, high_us = ((mend.step_us - time_us) for time_us in (mend.high_us or 0.0, mend.low_us or 0.0))
     bound = " at most" if mend.status == "bound" else ""
+    gains = "gains" if low_us > 0 or bound else "may gain"
     return (
-        f"Predicted: {mend.change} gains{bound} {as_us(mend.gain_us or 0.0)} us of {as_us(mend.step_us)} "
+        f"Predicted: {mend.change} {gains}{bound} {as_us(mend.gain_us or 0.0)} us of {as_us(mend.step_us)} "
         f"({as_us(low_us)} to {as_us(high_us)})."
     )

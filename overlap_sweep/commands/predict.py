@@ -36,8 +36,8 @@ PREDICTIONS: Table[Row] = Table(
             "predicted us",
         ),
         item("low_us", "Least time that the recording leaves open.", "low us"),
-        item("high_us", "Longest time that it leaves open.", "high us"),
-        item("gain_us", "step_us - predicted_us.", "gain us"),
+        item("high_us", "Longest time that it leaves open; empty if nothing says how long.", "high us"),
+        item("gain_us", "step_us - predicted_us; with more samples in a step for as many as now.", "gain us"),
         _text("status", "predicted, bound or cannot tell.", "status"),
         _text(
             "critical",
@@ -110,7 +110,7 @@ def predicted_rows(
 ) -> tuple[list[Row], list[str], list[str]]:
     """Returns the rows of PREDICTIONS, the names of the runs, and a sentence for each trace that cannot be read."""
     from overlap_sweep.commands.frames import find_traces
-    from overlap_sweep.predict.predictions import parsed
+    from overlap_sweep.predict.named import parsed
     from overlap_sweep.predict.predictions import predict as predictions
     from overlap_sweep.predict.runs import graphs
 

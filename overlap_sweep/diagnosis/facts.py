@@ -107,6 +107,9 @@ class RankFacts:
     """What the host did for streams to wait for each other, by time."""
     copied: list[tuple[int, str, int]] = field(default_factory=list)
     """Step, name and number of its copies and sets within the rank."""
+    device_name: str = ""
+    """Kind of GPU, such as NVIDIA H200; empty if unknown."""
+    nccl_version: str = ""
 
     @cached_property
     def startup_steps(self) -> frozenset[int]:
@@ -203,6 +206,8 @@ def facts_of(trace: Trace, startup: Collection[int] = ()) -> RankFacts:
         stalls=[] if launch is None else list(stalls_of(trace, activity, launch)),
         stream_events=list(stream_events_of(trace)),
         copied=_copied(activity),
+        device_name=trace.device_name,
+        nccl_version=trace.nccl_version,
     )
 
 

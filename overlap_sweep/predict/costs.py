@@ -4,7 +4,7 @@ kind, fitted over the sizes that occur."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
@@ -19,6 +19,13 @@ two and eight H200s takes 12 to 25 us (docs/results/2026-11-12-kernels.md)."""
 
 OTHER_SIZE = 1.5
 """Sizes whose ratio is smaller say nothing of latency."""
+
+
+MOST_LATENCY = 0.5
+"""Most of the time of a collective that is taken for latency."""
+
+LEEWAY = (0.93, 1.07)
+"""Least and most time of a collective of another size, over that of its cost."""
 
 
 class Family(NamedTuple):
@@ -42,6 +49,13 @@ def family_of(node: Node) -> Family:
     return Family(node.call.group, node.call.collective)
 
 
+def bus_share(collective: str, ranks: int | None) -> float:
+    """Returns the part of a buffer that each rank sends, in a ring and at least; 0 if it is unknown."""
+    if not ranks or ranks < 2:
+        return 0.0
+    return {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0}.get(collective, 0.0) * (ranks - 1) / ranks
+
+
 def costs_of(nodes: Iterable[Node]) -> dict[Family, Cost]:
     """Returns the costs of each kind of collective. Without the time in which one waited for other ranks, as far as
     they were matched; kinds of unknown sizes have none."""
@@ -50,6 +64,18 @@ def costs_of(nodes: Iterable[Node]) -> dict[Family, Cost]:
         if node.kind == "comm" and node.bytes and node.duration_ns > 0:
             times[family_of(node)][node.bytes].append(node.duration_ns)
     return {family: _fitted({size: median(own) for size, own in by_size.items()}) for family, by_size in times.items()}
+
+
+def latencies_ns(nodes: Sequence[Node]) -> list[float]:
+    """Returns what of the time of each collective is latency, MOST_LATENCY of it at most; 0 of all else."""
+    costs = costs_of(nodes)
+    usual = Cost(LATENCY_NS, 0.0)
+    return [
+        min(costs.get(family_of(node), usual).latency_ns, MOST_LATENCY * node.duration_ns)
+        if node.kind == "comm" and node.call
+        else 0.0
+        for node in nodes
+    ]
 
 
 def _fitted(times_ns: dict[int, float]) -> Cost:
@@ -61,5 +87,5 @@ def _fitted(times_ns: dict[int, float]) -> Cost:
         if latency_ns >= 0 and ns_per_byte > 0:
             return Cost(float(latency_ns), float(ns_per_byte))
     largest = int(np.argmax(sizes))
-    latency_ns = min(LATENCY_NS, 0.5 * float(times[largest]))
+    latency_ns = min(LATENCY_NS, MOST_LATENCY * float(times[largest]))
     return Cost(latency_ns, (float(times[largest]) - latency_ns) / float(sizes[largest]))

@@ -80,6 +80,8 @@ class Node:
     call: Call | None = None
     role: Role | None = None
     bytes: int | None = None
+    group_size: int | None = None
+    """Number of ranks that communicate; None if unknown."""
     backward: int = 0
     """Number of backward passes that had begun when communication was launched."""
     work: int = NEVER
@@ -94,6 +96,8 @@ class Node:
     """Whether it is a wait of the host as programs do to take times."""
     loading_ns: float = 0.0
     """Part of a launch's delay in which the host waited for the next batch."""
+    leeway: tuple[float, float] = (1.0, 1.0)
+    """Least and most time that it may take, over its duration, where it was not recorded so."""
 
 
 @dataclass(slots=True)
@@ -121,10 +125,16 @@ class StepGraph:
     """Whether kernels start in the order of their launches."""
     shows_contention: list[bool]
     """By rank: whether it shows what communication costs GEMMs beside it."""
+    device_name: str = ""
+    """Kind of GPU; empty if unknown."""
+    nccl_version: str = ""
+    notes: list[str] = field(default_factory=list)
+    """What else to know of a changed graph: sentences."""
 
     def copy(self) -> StepGraph:
         """Returns a graph whose nodes can be changed."""
-        return replace(self, nodes=[replace(node, after=[replace(edge) for edge in node.after]) for node in self.nodes])
+        nodes = [replace(node, after=[replace(edge) for edge in node.after]) for node in self.nodes]
+        return replace(self, nodes=nodes, notes=[*self.notes])
 
 
 @dataclass
@@ -155,7 +165,17 @@ def graph_of(views: Sequence[RankView], arrived: Arrivals, *, held: bool = True)
     one_queue = facts[0].on_device and all(view.one_queue for view in views)
     kernels = sum(len(one.work) + len(one.calls) for one in facts) / max(len(facts[0].steps), 1)
     few = max(2, min(MOST_STEPS, round(MOST_KERNELS / max(kernels, 1))))
-    graph = StepGraph([], steps[-few:], len(facts), facts[0].world_size, facts[0].on_device, one_queue, [])
+    graph = StepGraph(
+        [],
+        steps[-few:],
+        len(facts),
+        facts[0].world_size,
+        facts[0].on_device,
+        one_queue,
+        [],
+        facts[0].device_name,
+        facts[0].nccl_version,
+    )
     for rank, view in enumerate(views):
         _add_rank(graph, rank, view, meetings, arrived.offsets_ns[rank], held=held)
     for node, moved_ns in zip(graph.nodes, moved_at_ns(graph), strict=True):
@@ -212,7 +232,8 @@ def _add_rank(
             node_of[Item(True, item.call)] = place
             node.kind, node.call, node.role, node.pass_ = "comm", call, view.roles[item.call], call.pass_
             node.meeting = meetings.get((rank, item.call), NEVER)
-            node.bytes = call.buffer_bytes(size_of(facts, call))
+            node.group_size = size_of(facts, call)
+            node.bytes = call.buffer_bytes(node.group_size)
             node.backward = int(facts.backward_passes[:, 0].searchsorted(call.launch_ns, side="right"))
         nodes.append(node)
     for need in needs_of(facts):
@@ -268,8 +289,10 @@ def _add_by_time(graph: StepGraph, own: Sequence[int], *, held: bool) -> None:
                 continue
             took_ns = end_ns - since_ns
             in_the_end = graph.nodes[other].is_gemm and start_ns >= since_ns + IN_THE_END * took_ns
-            if held and in_the_end and since_ns <= ready_ns:
+            if held and in_the_end and since_ns <= ready_ns + LATENCY_NS:
                 node.held_ns = start_ns - end_ns
+                # Of two that wait for the same the multiplication was faster.
+                node.delay_ns = max(0.0, since_ns - ready_ns + 1)
                 break
             if other < place and (start_ns >= end_ns - EARLY_NS or in_the_end):
                 node.after.append(Edge(other, "needs"))
@@ -334,13 +357,12 @@ def _set_delays(graph: StepGraph) -> None:
     late: list[tuple[Node, Edge, float]] = []
     lags: list[float] = []
     for node in graph.nodes:
+        if node.held_ns is not None:
+            # It is held when it could have started.
+            continue
         before = [(graph.nodes[edge.node].recorded_ns[edge.why != "queue"], edge) for edge in node.after]
         last_ns, last = max(before, key=lambda one: one[0], default=(0.0, None))
         node.delay_ns = node.recorded_ns[0] - last_ns
-        if node.held_ns is not None:
-            # It is held when it could have started.
-            node.delay_ns = 0.0
-            continue
         if last is not None and last.why == "host" and node.kind in ("compute", "comm"):
             late.append((node, last, max((one[0] for one in before if one[1] is not last), default=-inf)))
         elif node.kind in ("compute", "comm"):

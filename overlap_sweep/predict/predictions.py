@@ -4,19 +4,18 @@ what becomes critical."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from math import prod
 from statistics import stdev
 from typing import Literal
 
 import msgspec
 
 from overlap_sweep.diagnosis import NEVER, as_share, as_time, once
-from overlap_sweep.errors import UserError, nearest
-from overlap_sweep.predict import changes
+from overlap_sweep.errors import UserError
 from overlap_sweep.predict.graph import CannotTell, StepGraph
+from overlap_sweep.predict.named import CHANGES, Change, number_of, parsed
 from overlap_sweep.predict.replay import (
     POWER,
     Replayed,
@@ -28,8 +27,10 @@ from overlap_sweep.predict.replay import (
     step_us,
 )
 
-NOISE, NOISE_ON_CPU = 0.025, 0.1
-"""Least half of an interval, as a share of the step: recordings of equal settings differ by so much."""
+NOISE, NOISE_ON_CPU = 0.041, 0.1
+"""What an interval has at least on each side of what contention, clocks and costs leave open, as a share of the step.
+On GPUs chosen by leaving each pair of recordings out, so that 85% of those left out lie within
+(docs/results/2026-11-28-predict.md)."""
 
 HOST_BOUND = 0.35
 """Share of the critical path that are launches from which on a recording does not hold what the GPU could gain."""
@@ -52,117 +53,21 @@ class Prediction(msgspec.Struct, kw_only=True):
     change: str
     step_us: float
     """Of the recording: mean of its steps, of the slowest rank."""
-    predicted_us: float | None
+    predicted_us: float | None = None
     """None if it cannot be told; of a bound the least time."""
-    low_us: float | None
-    high_us: float | None
-    gain_us: float | None
-    critical: str
+    low_us: float | None = None
+    high_us: float | None = None
+    gain_us: float | None = None
+    """For the work of a recorded step: of a step with more samples, the time for as many as the recorded one has."""
+    critical: str = ""
     """What then takes the step's time, as shares of the longest chain of what waits for each other."""
     reason: str
     """Why it cannot be told, or what else to know."""
     status: Status
+    work: float = 1.0
+    """Samples of the changed step over those of the recorded one."""
     parts_us: dict[str, float] = {}
     """What each kind takes of the changed step, as `replay.parts_us`."""
-
-
-@dataclass(frozen=True)
-class Change:
-    """A change by name."""
-
-    apply: Callable[[StepGraph, str], None]
-    values: Sequence[str]
-    """Tried if none is named."""
-    overlaps: bool = False
-    """Whether it lets more computation run beside communication, so that the GPU waits less and its clock falls."""
-    is_bound: bool = False
-    note: str = ""
-    mends: Sequence[str] = ()
-    """Causes of `diagnose` that it mends."""
-    of_host: bool = False
-    """Whether it changes what the host does, so that it can be told where the host is the limit."""
-
-
-def _number(value: str) -> float:
-    try:
-        number = float(value)
-    except ValueError:
-        number = 0.0
-    if not number > 0:
-        raise CannotTell(f"{value} is not a number above 0.")
-    return number
-
-
-def _flag(apply: Callable[[StepGraph], None], wanted: str, graph: StepGraph, value: str) -> None:
-    if value.lower() != wanted:
-        raise CannotTell(f"{value} is not predicted, only {wanted}.")
-    apply(graph)
-
-
-def _connections(graph: StepGraph, value: str) -> None:
-    (changes.with_queue if _number(value) == 1 else changes.without_queue)(graph)
-
-
-def _untold(reason: str, graph: StepGraph, value: str) -> None:
-    raise CannotTell(reason)
-
-
-_ONE_NUMBER = "The recording has collectives of one number of thread blocks; sweep nccl.max_ctas to know."
-_UNSYNCHRONISED = Change(partial(_flag, changes.unsynchronised, "unsynchronised"), [])
-CHANGES = {
-    "ddp.bucket_cap_mb": Change(
-        lambda graph, value: changes.in_buckets(graph, _number(value) * 2**20),
-        ["25", "4", "100"],
-        overlaps=True,
-        mends=("issued_late",),
-    ),
-    "ddp.hooks": Change(partial(_flag, changes.in_hooks, "true"), ["true"], overlaps=True, mends=("issued_late",)),
-    "ddp.accumulate": _UNSYNCHRONISED,
-    "ddp.no_sync": Change(partial(_flag, changes.unsynchronised, "true"), ["true"], mends=("repeated_reduction",)),
-    "fsdp2.prefetch": Change(
-        lambda graph, value: changes.prefetched(graph, round(_number(value))),
-        ["1", "2"],
-        overlaps=True,
-        mends=("issued_late",),
-    ),
-    "fsdp2.reshard_after_forward": Change(
-        partial(_flag, changes.kept_after_forward, "false"),
-        ["false"],
-        note="All gathered parameters stay in memory.",
-        mends=("bandwidth",),
-    ),
-    "fsdp2.accumulate": _UNSYNCHRONISED,
-    "fsdp2.no_sync": Change(partial(_flag, changes.unsynchronised, "true"), ["true"], mends=("repeated_reduction",)),
-    "env.CUDA_DEVICE_MAX_CONNECTIONS": Change(_connections, ["8"], overlaps=True, mends=("queue_order",)),
-    "cuda.max_connections": Change(_connections, [], overlaps=True),
-    "host.sync": Change(
-        partial(_flag, changes.without_sync, "none"), ["none"], overlaps=True, of_host=True, mends=("host_sync",)
-    ),
-    "host.launch": Change(
-        partial(_flag, changes.faster_host, "graph"),
-        ["graph"],
-        note="Kernels are as fast as they were recorded.",
-        of_host=True,
-        mends=("host_bound",),
-    ),
-    "loader.ready": Change(partial(_flag, changes.ready_batches, "true"), ["true"], of_host=True),
-    "ranks.equal": Change(partial(_flag, changes.equal_ranks, "true"), ["true"], of_host=True, mends=("straggler",)),
-    "nccl.cta_policy": Change(
-        partial(_flag, changes.beside_nothing, "2"),
-        ["2"],
-        is_bound=True,
-        note="A bound: copies by copy engines take no multiprocessors, but may be slower themselves.",
-        mends=("contention",),
-    ),
-    "link.times": Change(
-        lambda graph, value: changes.faster_link(graph, _number(value)), ["2"], is_bound=True, note="A bound."
-    ),
-    "nccl.max_ctas": Change(partial(_untold, _ONE_NUMBER), []),
-    "nccl.min_ctas": Change(partial(_untold, _ONE_NUMBER), []),
-    "batch.times": Change(
-        partial(_untold, "How much longer the same kernels take with a larger batch is not in the trace."), []
-    ),
-}
 
 
 def predict(graph: StepGraph, wanted: Sequence[str] = ()) -> list[Prediction]:
@@ -177,59 +82,13 @@ def predict(graph: StepGraph, wanted: Sequence[str] = ()) -> list[Prediction]:
     return sorted(told, key=lambda one: -(one.gain_us or 0.0))
 
 
-def that_mend(causes: Collection[str]) -> dict[str, list[str]]:
-    """Returns the changes that mend each of the causes."""
-    return {
-        cause: [f"{name}={value}" for name, one in CHANGES.items() if cause in one.mends for value in one.values]
-        for cause in causes
-    }
-
-
-def parsed(change: str) -> list[tuple[Change, str]]:
-    """Returns the single changes of `NAME=VALUE+NAME=VALUE`. UserError if one is unknown."""
-    found = []
-    for each in change.split("+"):
-        name, separator, value = each.strip().partition("=")
-        if name not in CHANGES:
-            near = nearest(name, [*CHANGES])
-            mend = f"Did you mean {near}?" if near else f"Choose from {', '.join(CHANGES)}."
-            raise UserError(f"Unknown change {name}. {mend}")
-        if not separator or not value:
-            raise UserError(f"{each} is not NAME=VALUE, such as {name}={(CHANGES[name].values or ['8'])[0]}.")
-        found.append((CHANGES[name], value))
-    return found
-
-
 def _predicted(graph: StepGraph, change: str) -> Prediction:
     singles = parsed(change)
+    overlaps = any(one.overlaps for one, _ in singles)
     original_us = step_us(graph, recorded(graph))
 
-    def answer(status: Status, times: list[float], critical: str, reason: str, parts: dict[str, float]) -> Prediction:
-        usual, low, high = times or (None,) * 3
-        return Prediction(
-            change=change,
-            step_us=original_us,
-            predicted_us=usual,
-            low_us=low,
-            high_us=high,
-            gain_us=None if usual is None else original_us - usual,
-            critical=critical,
-            reason=reason,
-            status=status,
-            parts_us=parts,
-        )
-
-    overlaps = any(one.overlaps for one, _ in singles)
-    notes = [one.note for one, _ in singles if one.note]
-    if (graph.world_size or 0) > graph.ranks:
-        notes.append(
-            f"Traces of {graph.ranks} of {graph.world_size} ranks: what they wait for in others is taken to stay."
-        )
-    if overlaps and graph.on_device and not any(graph.shows_contention):
-        notes.append("No GEMM ran beside communication: what that costs is taken from two H200s.")
-
-    def replayed(contention: float, cost: float, power: float) -> tuple[StepGraph, Replayed]:
-        changed = _changed(graph, singles, contention, cost)
+    def replayed(contention: float, end: Literal[0, 1] | None, power: float) -> tuple[StepGraph, Replayed]:
+        changed = _changed(graph, singles, contention, end)
         return changed, replay_at_power(changed, graph, power if overlaps else 0.0)
 
     try:
@@ -237,18 +96,50 @@ def _predicted(graph: StepGraph, change: str) -> Prediction:
             _check_family(graph, each.strip().partition(".")[0])
         if graph.on_device and not any(one.of_host for one, _ in singles):
             _refuse_host_bound(graph)
-        usual, times = replayed(1.0, 1.0, POWER)
-        spread_us = [step_us(*replayed(*factors)) for factors in ((0.5, 0.93, 0.0), (1.5, 1.07, MOST_POWER))]
+        usual, times = replayed(1.0, None, POWER)
+        spread_us = [step_us(*replayed(0.5, 0, 0.0)), step_us(*replayed(1.5, 1, MOST_POWER))]
     except CannotTell as error:
-        return answer("cannot tell", [], "", str(error), {})
-    predicted_us = step_us(usual, times)
-    half_us = max(_noise_us(graph), (NOISE if graph.on_device else NOISE_ON_CPU) * original_us)
+        return Prediction(change=change, step_us=original_us, reason=str(error), status="cannot tell")
+    predicted_us, half_us = step_us(usual, times), half_width_us(graph)
     low_us, high_us = min(*spread_us, predicted_us) - half_us, max(*spread_us, predicted_us) + half_us
-    status: Status = "bound" if any(one.is_bound for one, _ in singles) else "predicted"
-    if status == "bound":
-        high_us = max(high_us, original_us)
-    found = [predicted_us, max(low_us, 0.0), high_us]
-    return answer(status, found, critical_path(usual, times), " ".join(notes), parts_us(usual, times))
+    bounds = [one for one, _ in singles if one.is_bound]
+    work = prod(number_of(value) for one, value in singles if one.is_batch)
+    found = Prediction(
+        change=change,
+        step_us=original_us,
+        predicted_us=predicted_us,
+        low_us=max(low_us, 0.0),
+        high_us=None if any(one.is_open for one in bounds) else max(high_us, original_us if bounds else 0.0),
+        gain_us=original_us - predicted_us / work,
+        critical=critical_path(usual, times),
+        reason="",
+        status="bound" if bounds else "predicted",
+        work=work,
+        parts_us=parts_us(usual, times),
+    )
+    notes = [one.note for one, _ in singles if one.note]
+    if (graph.world_size or 0) > graph.ranks:
+        notes.append(
+            f"Traces of {graph.ranks} of {graph.world_size} ranks: what they wait for in others is taken to stay."
+        )
+    if overlaps and graph.on_device and not any(graph.shows_contention):
+        notes.append("No GEMM ran beside communication: what that costs is taken from two H200s.")
+    notes = [*notes, *usual.notes, *_of_gain(found)]
+    return msgspec.structs.replace(found, reason=" ".join(dict.fromkeys(notes)))
+
+
+def _of_gain(found: Prediction) -> Iterator[str]:
+    """Yields what to know of a gain: whether it may be nothing, and what it is of a step of more samples."""
+    gain_us, predicted_us = found.gain_us or 0.0, (found.predicted_us or 0.0) / found.work
+    low_us, high_us = (found.low_us or 0.0) / found.work, (found.high_us or 0.0) / found.work
+    if found.status == "predicted" and abs(gain_us) >= LEAST * found.step_us and low_us <= found.step_us <= high_us:
+        yield f"It may {'gain' if gain_us > 0 else 'cost'} nothing."
+    if found.work != 1:
+        share = as_share(abs(gain_us) / found.step_us)
+        yield (
+            f"A step of {found.work:g} times the samples: {as_time(predicted_us)} for as many as now, "
+            f"{share} {'less' if gain_us > 0 else 'more'}."
+        )
 
 
 DIFFERS = 0.005
@@ -269,28 +160,32 @@ def where_wrong(prediction: Prediction, graph: StepGraph) -> str:
     return "; ".join(f"{name} {as_time(abs(us))} {'more' if us > 0 else 'less'} than predicted" for name, us in named)
 
 
-def _changed(graph: StepGraph, singles: Sequence[tuple[Change, str]], contention: float, cost: float) -> StepGraph:
-    """Returns the graph with the changes. `contention`, `cost`: factors of what computation and communication cost each
-    other, and of the time of communication that was not recorded."""
+def _changed(
+    graph: StepGraph, singles: Sequence[tuple[Change, str]], contention: float, end: Literal[0, 1] | None
+) -> StepGraph:
+    """Returns the graph with the changes. `contention`: factor of what computation and communication cost each other;
+    `end`: whether what was not recorded takes the least or the most time that it may, or as long as it usually does."""
     copy = graph.copy()
     for single, value in singles:
         single.apply(copy, value)
-    for place, node in enumerate(copy.nodes):
-        if place >= len(graph.nodes) and node.kind == "comm":
-            node.duration_ns *= cost
     for node in copy.nodes:
         node.slowdown *= contention
+        if end is not None:
+            node.duration_ns *= node.leeway[end]
     return copy
 
 
-def _noise_us(graph: StepGraph) -> float:
-    """Returns the standard deviation of the recorded steps."""
+def half_width_us(graph: StepGraph, least: float | None = None) -> float:
+    """Returns what an interval has at least on each side: the standard deviation of the recorded steps, or a share of
+    one, NOISE if none is given."""
     ends = [
         max((node.recorded_ns[1] for node in graph.nodes if node.step == step and node.kind == "compute"), default=0.0)
         for step in graph.steps
     ]
     took = [(after - before) / 1000 for before, after in pairwise(ends)]
-    return stdev(took) if len(took) > 1 else 0.0
+    if least is None:
+        least = NOISE if graph.on_device else NOISE_ON_CPU
+    return max(stdev(took) if len(took) > 1 else 0.0, least * step_us(graph, recorded(graph)))
 
 
 def _check_family(graph: StepGraph, family: str) -> None:

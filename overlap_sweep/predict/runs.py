@@ -14,7 +14,8 @@ from overlap_sweep.diagnosis.facts import RankFacts
 from overlap_sweep.diagnosis.losses import views_of
 from overlap_sweep.diagnosis.runs import Run, facts_of_ranks, grouped, read_ranks
 from overlap_sweep.predict.graph import StepGraph, graph_of
-from overlap_sweep.predict.predictions import Prediction, predict, that_mend
+from overlap_sweep.predict.named import that_mend
+from overlap_sweep.predict.predictions import Prediction, predict
 from overlap_sweep.predict.replay import replay_error
 from overlap_sweep.trace.files import cache, cached, key_of
 
@@ -60,7 +61,7 @@ def predictions_of(
     """Returns the prediction for each change from the traces of one run, which are cached; empty if they cannot be
     read, or hold no step. `facts`: of the ranks, if they are at hand."""
     keys = [key_of(path) for path in paths]
-    code = " ".join(map(code_digest, (__package__, "overlap_sweep.diagnosis")))
+    code = " ".join(map(code_digest, (__package__, f"{__package__}.changes", "overlap_sweep.diagnosis")))
     key = f"{code} {list(map(str, paths))} {keys} {sorted(changes)}" if all(keys) else None
     if key and (kept := cached(_KIND, key, dict[str, Prediction])):
         return kept

@@ -55,6 +55,7 @@ def in_words(prediction: Prediction) -> str:
     if prediction.predicted_us is None or not prediction.low_us or not prediction.high_us:
         return prediction.status
     ratio, low, high = (
-        prediction.step_us / time_us for time_us in (prediction.predicted_us, prediction.high_us, prediction.low_us)
+        prediction.step_us * prediction.work / time_us
+        for time_us in (prediction.predicted_us, prediction.high_us, prediction.low_us)
     )
     return f"{ratio:.3f}x ({low:.2f} to {high:.2f})"

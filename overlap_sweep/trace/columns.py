@@ -124,6 +124,9 @@ class Trace:
     """A sentence for each reason why only part of it was read."""
     has_passes: bool = True
     """Whether it can tell which pass and iteration an event belongs to. Profilers of the device alone cannot."""
+    device_name: str = ""
+    """Kind of GPU, such as NVIDIA H200; empty if unknown, or if the machine has several."""
+    nccl_version: str = ""
 
     def name(self, events: Events, index: int) -> str:
         return self.labels[events.label[index]][1]

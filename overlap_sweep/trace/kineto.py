@@ -157,6 +157,8 @@ def _read(path: Path, document: Document) -> Trace:
         modules=events_by_group[_MODULE][0],
         functions=events_by_group[_FUNCTION][0],
         warnings=_warnings(path, document),
+        device_name=document.devices[0] if len(document.devices) == 1 else "",
+        nccl_version=info.nccl_version or "",
     )
 
 

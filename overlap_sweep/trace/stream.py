@@ -109,6 +109,7 @@ class DistributedInfo(msgspec.Struct):
     rank: int | str | None = None
     world_size: int | str | None = None
     config: msgspec.Raw = msgspec.field(name="pg_config", default=msgspec.Raw(b"[]"))
+    nccl_version: str | None = None
 
     @property
     def groups(self) -> list[ProcessGroup]:
@@ -124,6 +125,8 @@ class Document:
     kind: type[Event] = Event
     distributed: DistributedInfo = field(default_factory=DistributedInfo)
     base_time_ns: int = 0
+    devices: list[str] = field(default_factory=list)
+    """Kinds of GPU, such as NVIDIA H200, each once."""
     damage: str = ""
     """Such as `is cut short`: the events after it are lost. Empty for an undamaged file."""
     repaired: bool = False
@@ -138,6 +141,10 @@ class Document:
         self.first_malformed = self.first_malformed or why
 
 
+class _Device(msgspec.Struct):
+    name: str
+
+
 class _Broken(Exception):
     """The text read so far is not JSON, whatever follows."""
 
@@ -146,6 +153,7 @@ class _Document(msgspec.Struct, rename="camel"):
     trace_events: msgspec.Raw
     distributed_info: msgspec.Raw = msgspec.Raw(b"{}")
     base_time_nanoseconds: msgspec.Raw = msgspec.Raw(b"0")
+    device_properties: msgspec.Raw = msgspec.Raw(b"[]")
 
 
 def pieces(path: Path, document: Document) -> Iterator[list[Event]]:
@@ -340,6 +348,8 @@ def _attempted(listed: bytes, document: Document) -> list[Event] | None:
 def _learn(found: _Document, document: Document) -> None:
     document.distributed = parsed(DistributedInfo, found.distributed_info) or document.distributed
     document.base_time_ns = parsed(int, found.base_time_nanoseconds) or document.base_time_ns
+    devices = parsed(list[_Device], found.device_properties) or ()
+    document.devices = list(dict.fromkeys(device.name for device in devices)) or document.devices
 
 
 def decoded(listed: bytes | memoryview, document: Document) -> list[Event]:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlap_sweep.predict import changes
+from overlap_sweep.predict.changes import gathers, hosts, reductions, resources
 from overlap_sweep.predict.graph import CannotTell, StepGraph
 from overlap_sweep.predict.predictions import critical_path
 from overlap_sweep.predict.replay import recorded, replay, replay_at_power, step_us
@@ -33,7 +33,7 @@ def test_buckets_are_reduced_beside_the_rest_of_the_backward_pass() -> None:
     the second GEMM ends, and is held by the third."""
     made = graph(training(), training()).copy()
 
-    changes.in_buckets(made, 16e6, first_bytes=16e6)
+    reductions.in_buckets(made, 16e6, first_bytes=16e6)
 
     assert replayed_us(made) == pytest.approx(6300 - 1000 + 2 * (15 + 992.5))
 
@@ -41,7 +41,7 @@ def test_buckets_are_reduced_beside_the_rest_of_the_backward_pass() -> None:
 def test_a_faster_link_shortens_what_is_exposed() -> None:
     made = graph(training(), training()).copy()
 
-    changes.faster_link(made, 2)
+    resources.faster_link(made, 2)
 
     assert replayed_us(made) == pytest.approx(RECORDED_US - 1000)
 
@@ -66,7 +66,7 @@ def test_ranks_that_compute_equally_long_meet_in_the_middle() -> None:
     assert replayed_us(made) == pytest.approx(RECORDED_US + 1200)
 
     changed = made.copy()
-    changes.equal_ranks(changed)
+    hosts.equal_ranks(changed)
 
     assert replayed_us(changed) == pytest.approx(RECORDED_US + 600)
 
@@ -75,13 +75,13 @@ def test_what_does_not_apply_cannot_be_told() -> None:
     made = graph(training(), training())
 
     for change in (
-        changes.without_queue,
-        changes.without_sync,
-        changes.unsynchronised,
-        changes.kept_after_forward,
-        changes.ready_batches,
-        changes.beside_nothing,
-        lambda one: changes.prefetched(one, 1),
+        resources.without_queue,
+        hosts.without_sync,
+        reductions.unsynchronised,
+        gathers.kept_after_forward,
+        hosts.ready_batches,
+        resources.beside_nothing,
+        lambda one: gathers.prefetched(one, 1),
     ):
         with pytest.raises(CannotTell):
             change(made.copy())
@@ -97,7 +97,7 @@ def test_the_critical_path_says_what_the_step_consists_of() -> None:
 def test_a_gpu_that_waits_less_runs_slower() -> None:
     made = graph(training(), training())
     changed = made.copy()
-    changes.faster_link(changed, 1e6)
+    resources.faster_link(changed, 1e6)
 
     at_power = step_us(changed, replay_at_power(changed, made, power=0.35))
 
@@ -149,7 +149,7 @@ def test_no_change_takes_the_recorded_time(ranks: tuple[list[Kernel], list[Kerne
 def test_less_communication_never_takes_longer(ranks: tuple[list[Kernel], list[Kernel]], times: float) -> None:
     made = graph(*ranks)
     changed = made.copy()
-    changes.faster_link(changed, times)
+    resources.faster_link(changed, times)
 
     assert replayed_us(changed) <= replayed_us(made) * (1 + 1e-9)
 
@@ -160,7 +160,7 @@ def test_no_step_is_shorter_than_its_computation_or_its_communication(
     ranks: tuple[list[Kernel], list[Kernel]],
 ) -> None:
     changed = graph(*ranks).copy()
-    changes.in_buckets(changed, 4e6)
+    reductions.in_buckets(changed, 4e6)
 
     times = replay(changed)
 

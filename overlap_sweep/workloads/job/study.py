@@ -155,7 +155,7 @@ class JobStudy(Study[JobCase, JobRow]):
 
     def change(self, option: str, value: Scalar) -> str | None:
         # Imported here, because numpy is only needed to read traces.
-        from overlap_sweep.predict.predictions import CHANGES
+        from overlap_sweep.predict.named import CHANGES
 
         name = _CHANGES.get(option, option.removeprefix(levers.OPTION))
         return f"{name}={command.in_words(value)}" if name in CHANGES else None

@@ -1,0 +1,123 @@
+"""Changes of the thread blocks of NCCL's kernels: fewer leave multiprocessors to GEMMs, and move data slower."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from statistics import median
+
+from overlap_sweep.predict.calibration import Calibration, Rates, calibrations, chosen, fitted
+from overlap_sweep.predict.costs import OTHER_SIZE, Family, bus_share, family_of, latencies_ns
+from overlap_sweep.predict.graph import CannotTell, Node, StepGraph
+
+LEEWAY, LEEWAY_ELSEWHERE = 1.12, 1.3
+"""Factor by which times of collectives may differ from those predicted: on GPUs and numbers of ranks that were
+calibrated, of whose rates each is predicted to 10% from the others; and on others, of which nothing is known."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A collective of NCCL's."""
+
+    node: Node
+    blocks: int
+    family: Family
+    latency_ns: float
+    gb_per_s: float | None
+    """Bus bandwidth without the latency; None if its size is unknown."""
+
+
+def with_blocks(graph: StepGraph, most: float = inf, least: float = 0, known: Sequence[Calibration] = ()) -> None:
+    """NCCL's kernels have at most, or at least, so many thread blocks. Those of small buffers have few in any case, and
+    don't get more. `known`: calibrations instead of this package's."""
+    kernels = kernels_of(graph)
+    if not kernels:
+        raise CannotTell("No kernel of NCCL whose thread blocks are known was recorded.")
+    largest: dict[str, int] = defaultdict(int)
+    for one in kernels:
+        largest[one.family.group] = max(largest[one.family.group], one.blocks)
+
+    def wanted(one: Kernel) -> int:
+        raised = max(one.blocks, least) if one.blocks == largest[one.family.group] else one.blocks
+        return round(min(raised, most))
+
+    changed = [(one, wanted(one)) for one in kernels if wanted(one) != one.blocks]
+    if not changed:
+        graph.notes.append(f"NCCL's kernels have at most {max(largest.values())} thread blocks as it is.")
+        return
+    calibration = chosen(known or calibrations(), graph.device_name)
+    slowed = _slowed(graph.ranks, [(one, wanted(one)) for one in kernels], calibration)
+    for node in graph.nodes:
+        if node.kind == "compute":
+            node.slowdown *= slowed[node.rank]
+    seen = _rates_seen(kernels)
+    is_elsewhere, is_fitted = graph.device_name != calibration.device, True
+    for one, blocks in changed:
+        node = one.node
+        near = _near(seen[one.family], node.bytes)
+        if len(near) > 1:
+            rates, leeway = fitted(near), LEEWAY
+        else:
+            as_there = graph.device_name == calibration.device and node.group_size == calibration.ranks
+            rates, leeway = _calibrated(calibration, one.family.collective), LEEWAY if as_there else LEEWAY_ELSEWHERE
+            is_elsewhere, is_fitted = is_elsewhere or not as_there, False
+        longer = rates.longer(one.blocks, blocks, one.gb_per_s)
+        node.duration_ns = one.latency_ns + (node.duration_ns - one.latency_ns) * longer
+        node.leeway = (node.leeway[0] / leeway, node.leeway[1] * leeway)
+        assert node.call is not None
+        node.call = replace(node.call, blocks=blocks)
+    graph.notes.append(
+        f"What thread blocks do to {'GEMMs' if is_fitted else 'collectives and GEMMs'} was measured on "
+        f"{calibration.ranks} {calibration.device}, NCCL {calibration.nccl}"
+        + (", not on such GPUs or so many ranks as here: the interval is wider." if is_elsewhere else ".")
+        + (" What they do to collectives is in this recording." if is_fitted else "")
+    )
+
+
+def kernels_of(graph: StepGraph) -> list[Kernel]:
+    """Returns the collectives of NCCL's kernels, without those of symmetric memory, which have a grid of their own."""
+    found = []
+    for node, latency_ns in zip(graph.nodes, latencies_ns(graph.nodes), strict=True):
+        call = node.call
+        if node.kind == "comm" and call and call.library == "nccl" and call.blocks and "Sym" not in call.kernel:
+            share = bus_share(call.collective, node.group_size)
+            rate = None
+            if share and node.bytes and node.duration_ns > 0:
+                rate = node.bytes * share / (node.duration_ns - latency_ns)
+            found.append(Kernel(node, call.blocks, family_of(node), latency_ns, rate))
+    return found
+
+
+def _slowed(ranks: int, wanted: Sequence[tuple[Kernel, int]], calibration: Calibration) -> list[float]:
+    """Returns by rank the factor of what GEMMs beside collectives lose: the mean over the time of these."""
+    before_ns, after_ns = [0.0] * ranks, [0.0] * ranks
+    for one, blocks in wanted:
+        before_ns[one.node.rank] += one.node.duration_ns
+        after_ns[one.node.rank] += one.node.duration_ns * (blocks / one.blocks) ** calibration.exponent
+    return [after / before if before else 1.0 for before, after in zip(before_ns, after_ns, strict=True)]
+
+
+def _rates_seen(kernels: Sequence[Kernel]) -> Mapping[Family, Mapping[tuple[int, int], float]]:
+    """Returns the rates that were recorded, by size in bytes and thread blocks."""
+    found: dict[Family, dict[tuple[int, int], list[float]]] = defaultdict(lambda: defaultdict(list))
+    for one in kernels:
+        if one.gb_per_s is not None and one.node.bytes:
+            found[one.family][one.node.bytes, one.blocks].append(one.gb_per_s)
+    return defaultdict(
+        dict, {family: {key: median(own) for key, own in rates.items()} for family, rates in found.items()}
+    )
+
+
+def _near(seen: Mapping[tuple[int, int], float], size_bytes: int | None) -> dict[int, float]:
+    """Returns the recorded rates of about the same size, by thread blocks."""
+    if not size_bytes:
+        return {}
+    return {blocks: rate for (size, blocks), rate in seen.items() if 1 / OTHER_SIZE < size / size_bytes < OTHER_SIZE}
+
+
+def _calibrated(calibration: Calibration, collective: str) -> Rates:
+    if collective not in calibration.rates:
+        raise CannotTell(f"No recording shows how long {collective} takes with other thread blocks.")
+    return fitted((one.blocks, one.gb_per_s) for one in calibration.rates[collective])

@@ -1,0 +1,55 @@
+"""Changes of what hosts wait for, and of work that ranks share unequally."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from statistics import mean
+
+from overlap_sweep.predict.graph import CannotTell, StepGraph
+
+
+def without_sync(graph: StepGraph) -> None:
+    """The host does not wait for the device within steps."""
+    found = [node for node in graph.nodes if node.kind == "sync" and not node.ends_step]
+    if not found:
+        raise CannotTell("The host does not wait for the device within the recorded steps.")
+    for node in found:
+        node.after = [edge for edge in node.after if edge.why == "host"]
+        node.delay_ns = 0.0
+
+
+def faster_host(graph: StepGraph) -> None:
+    """All launches of a step are there at its beginning, as with CUDA graphs."""
+    begun = set()
+    for node in graph.nodes:
+        if node.kind == "launch" and node.after:
+            if (node.rank, node.step) in begun:
+                node.delay_ns = 0.0
+            begun.add((node.rank, node.step))
+
+
+def ready_batches(graph: StepGraph) -> None:
+    """The host does not wait for the next batch."""
+    waiting = [node for node in graph.nodes if node.loading_ns > 0]
+    if not waiting:
+        raise CannotTell("The host does not wait for a DataLoader within the recorded steps.")
+    for node in waiting:
+        node.delay_ns = max(0.0, node.delay_ns - node.loading_ns)
+
+
+def equal_ranks(graph: StepGraph) -> None:
+    """All ranks compute equally long in each pass, and their hosts take equally long."""
+    if graph.ranks < 2:
+        raise CannotTell("Only one rank was recorded.")
+    took_ns: dict[tuple[int, str, str], list[float]] = defaultdict(lambda: [0.0] * graph.ranks)
+    chosen = [node for node in graph.nodes if node.kind == "compute" or (node.kind == "launch" and node.after)]
+    for node in chosen:
+        own = took_ns[node.step, node.kind, node.pass_]
+        own[node.rank] += node.duration_ns if node.kind == "compute" else node.delay_ns
+    for node in chosen:
+        own = took_ns[node.step, node.kind, node.pass_]
+        factor = mean(own) / own[node.rank] if own[node.rank] > 0 else 1.0
+        if node.kind == "compute":
+            node.duration_ns *= factor
+        else:
+            node.delay_ns *= factor

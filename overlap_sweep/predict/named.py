@@ -1,0 +1,140 @@
+"""The changes that are predicted, by name, and what each is good for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from overlap_sweep.errors import UserError, nearest
+from overlap_sweep.predict.changes import blocks, gathers, hosts, reductions, resources, scale
+from overlap_sweep.predict.graph import CannotTell, StepGraph
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change by name."""
+
+    apply: Callable[[StepGraph, str], None]
+    values: Sequence[str]
+    """Tried if none is named."""
+    overlaps: bool = False
+    """Whether it lets more computation run beside communication, so that the GPU waits less and its clock falls."""
+    is_bound: bool = False
+    is_open: bool = False
+    """Whether of a bound nothing says how much longer it may take."""
+    is_batch: bool = False
+    """Whether its value is by what a step has more samples."""
+    note: str = ""
+    mends: Sequence[str] = ()
+    """Causes of `diagnose` that it mends."""
+    of_host: bool = False
+    """Whether it changes what the host does, so that it can be told where the host is the limit."""
+
+
+def number_of(value: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        number = 0.0
+    if not number > 0:
+        raise CannotTell(f"{value} is not a number above 0.")
+    return number
+
+
+def _flag(apply: Callable[[StepGraph], None], wanted: str, graph: StepGraph, value: str) -> None:
+    if value.lower() != wanted:
+        raise CannotTell(f"{value} is not predicted, only {wanted}.")
+    apply(graph)
+
+
+def _connections(graph: StepGraph, value: str) -> None:
+    (resources.with_queue if number_of(value) == 1 else resources.without_queue)(graph)
+
+
+_UNSYNCHRONISED = Change(partial(_flag, reductions.unsynchronised, "unsynchronised"), [])
+CHANGES = {
+    "ddp.bucket_cap_mb": Change(
+        lambda graph, value: reductions.in_buckets(graph, number_of(value) * 2**20),
+        ["25", "4", "100"],
+        overlaps=True,
+        mends=("issued_late",),
+    ),
+    "ddp.hooks": Change(partial(_flag, reductions.in_hooks, "true"), ["true"], overlaps=True, mends=("issued_late",)),
+    "ddp.accumulate": _UNSYNCHRONISED,
+    "ddp.no_sync": Change(partial(_flag, reductions.unsynchronised, "true"), ["true"], mends=("repeated_reduction",)),
+    "fsdp2.prefetch": Change(
+        lambda graph, value: gathers.prefetched(graph, round(number_of(value))),
+        ["1", "2"],
+        overlaps=True,
+        mends=("issued_late",),
+    ),
+    "fsdp2.reshard_after_forward": Change(
+        partial(_flag, gathers.kept_after_forward, "false"),
+        ["false"],
+        mends=("bandwidth",),
+    ),
+    "fsdp2.accumulate": _UNSYNCHRONISED,
+    "fsdp2.no_sync": Change(partial(_flag, reductions.unsynchronised, "true"), ["true"], mends=("repeated_reduction",)),
+    "env.CUDA_DEVICE_MAX_CONNECTIONS": Change(_connections, ["8"], overlaps=True, mends=("queue_order",)),
+    "cuda.max_connections": Change(_connections, [], overlaps=True),
+    "host.sync": Change(
+        partial(_flag, hosts.without_sync, "none"), ["none"], overlaps=True, of_host=True, mends=("host_sync",)
+    ),
+    "host.launch": Change(
+        partial(_flag, hosts.faster_host, "graph"),
+        ["graph"],
+        note="Kernels are as fast as they were recorded.",
+        of_host=True,
+        mends=("host_bound",),
+    ),
+    "loader.ready": Change(partial(_flag, hosts.ready_batches, "true"), ["true"], of_host=True),
+    "ranks.equal": Change(partial(_flag, hosts.equal_ranks, "true"), ["true"], of_host=True, mends=("straggler",)),
+    "nccl.cta_policy": Change(
+        partial(_flag, resources.beside_nothing, "2"),
+        ["2"],
+        is_bound=True,
+        note="A bound: copies by copy engines take no multiprocessors, but may be slower themselves.",
+        mends=("contention",),
+    ),
+    "link.times": Change(
+        lambda graph, value: resources.faster_link(graph, number_of(value)), ["2"], is_bound=True, note="A bound."
+    ),
+    "nccl.max_ctas": Change(
+        lambda graph, value: blocks.with_blocks(graph, most=number_of(value)), ["8", "16"], mends=("contention",)
+    ),
+    "nccl.min_ctas": Change(
+        lambda graph, value: blocks.with_blocks(graph, least=number_of(value)), ["32"], mends=("bandwidth",)
+    ),
+    "batch.times": Change(lambda graph, value: scale.larger_batch(graph, number_of(value)), [], is_batch=True),
+    "ranks.times": Change(
+        lambda graph, value: scale.more_ranks(graph, number_of(value)),
+        [],
+        is_bound=True,
+        is_open=True,
+        note="At least so long: links between nodes, which the recording does not have, are slower.",
+    ),
+}
+
+
+def that_mend(causes: Collection[str]) -> dict[str, list[str]]:
+    """Returns the changes that mend each of the causes."""
+    return {
+        cause: [f"{name}={value}" for name, one in CHANGES.items() if cause in one.mends for value in one.values]
+        for cause in causes
+    }
+
+
+def parsed(change: str) -> list[tuple[Change, str]]:
+    """Returns the single changes of `NAME=VALUE+NAME=VALUE`. UserError if one is unknown."""
+    found = []
+    for each in change.split("+"):
+        name, separator, value = each.strip().partition("=")
+        if name not in CHANGES:
+            near = nearest(name, [*CHANGES])
+            mend = f"Did you mean {near}?" if near else f"Choose from {', '.join(CHANGES)}."
+            raise UserError(f"Unknown change {name}. {mend}")
+        if not separator or not value:
+            raise UserError(f"{each} is not NAME=VALUE, such as {name}={(CHANGES[name].values or ['8'])[0]}.")
+        found.append((CHANGES[name], value))
+    return found
