@@ -228,7 +228,7 @@ def _mends(row: JobRow, causes: Sequence[str]) -> dict[str, Prediction]:
     if side is None or not side.traces:
         return {}
     # Imported here, because numpy is only needed to read traces.
-    from overlap_sweep.predict.predictions import that_mend
+    from overlap_sweep.predict.named import that_mend
     from overlap_sweep.predict.runs import predictions_of
 
     changes = that_mend(causes)

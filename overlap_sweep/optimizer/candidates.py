@@ -133,7 +133,7 @@ def _values(lever: Lever, environment: Mapping[str, str]) -> Iterator[Value]:
 def _change(name: str, lever: Lever, value: Value) -> tuple[str, bool]:
     """Returns the change of `predict` that a value is, empty if it is none, and whether that is a bound."""
     # Imported here, because numpy is only needed to read traces.
-    from overlap_sweep.predict.predictions import CHANGES
+    from overlap_sweep.predict.named import CHANGES
 
     text = programs.text(value)
     if lever.change or lever.at_most:
