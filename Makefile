@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Commands and tests start hundreds of processes, and where this is set each compiles all modules anew.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: sweep tune kernels fsdp tp_training job test test-long test-gpu wheel golden docs lint clean
+.PHONY: sweep tune kernels fsdp tp_training job optimize test test-long test-gpu wheel golden docs lint clean
 
 ## The main job on this machine: the 15-point sweep, then its tables and YAML.
 sweep: .venv/.installed
@@ -37,6 +37,10 @@ job: .venv/.installed
 	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/python launch.py -m workload=job job.command='torchrun --nproc-per-node={ranks} docs/train.py --size 512 --bucket-cap-mb {bucket}' job.ranks=2 runtime.device=cpu +job.values.bucket=25,1 hydra.sweep.dir=multirun/make_job
 	$(BIN)/python analyze.py multirun/make_job
 	$(BIN)/python analyze.py diagnose multirun/make_job/train.py_ranks2_bucket=25_*
+
+## The same training optimized, in a few runs.
+optimize: .venv/.installed
+	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/python -m overlap_sweep optimize --runs 6 --allow rounding --levers ddp --output multirun/make_optimize runtime.device=cpu job.steps=8 job.profile_steps=2 -- torchrun --nproc-per-node=2 docs/train.py --size 512
 
 ## Everything quick, two tests at a time.
 test: .venv/.installed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shlex
 import sys
 from enum import StrEnum
@@ -81,7 +82,7 @@ def optimize(
         "-m",
         "workload=job",
         "hydra/sweeper=optimize",
-        f"job.command={override_value(_template(command))}",
+        f"job.command={override_value(as_template(command))}",
         f"search.max_minutes={minutes:g}",
         *([f"search.max_points={runs}"] if runs else []),
         f"optimize.allow={allow}",
@@ -123,9 +124,13 @@ def _parted(words: list[str]) -> tuple[list[str], list[str]]:
     return overrides, command
 
 
-def _template(command: list[str]) -> str:
-    """Returns the command as job.command takes it: without placeholders."""
-    return shlex.join(command).replace("{", "{{").replace("}", "}}")
+def as_template(command: list[str]) -> str:
+    """Returns the command as job.command takes it: braces are its own, but for placeholders that are no values, such as
+    {run} and {node}."""
+    from overlap_sweep.workloads.job.command import OWN
+
+    text = shlex.join(command).replace("{", "{{").replace("}", "}}")
+    return re.sub(rf"{{({{(?:{'|'.join(OWN)})}})}}", r"\1", text)
 
 
 def _share(text: str) -> float:

@@ -26,7 +26,7 @@ from overlap_sweep.workloads.job.output import AMOUNTS, check_metric
 from overlap_sweep.workloads.job.template import Filling, filled, placeholders, split
 
 _TEMPLATES = ("command", "directory", *AMOUNTS)
-_OWN = ("ranks", "repetition", "run", "nodes", "ranks_per_node", "node", "host", "port")
+OWN = ("ranks", "repetition", "run", "nodes", "ranks_per_node", "node", "host", "port")
 """Placeholders that are no values."""
 _INSTEAD = {"ranks": "set job.ranks", "repetition": "set repetition", "nodes": "set runtime.nodes"}
 _MEGATRON = ":megatron"
@@ -247,7 +247,7 @@ def _check_names(config: Config) -> None:
     for section, given in (("values", config.job.values), ("env", config.job.env)):
         for name, value in given.items():
             key = f"job.{section}.{name}"
-            if section == "values" and name in _OWN:
+            if section == "values" and name in OWN:
                 instead = _INSTEAD.get(name, "choose another name")
                 raise UserError(f"{key}: {{{name}}} has a meaning of its own; {instead}.")
             if not isinstance(name, str) or not _NAME.fullmatch(name):
