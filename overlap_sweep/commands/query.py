@@ -180,7 +180,8 @@ def _empty(name: str, points_by_table: Mapping[str, int]) -> str:
     """Returns which tables there are, and which have points; of rows from a file that is unknown."""
     if not points_by_table:
         return f"The table {name} has no rows."
-    flags = {flag: points_by_table.get(table, 0) for flag, table in flags_of_tables().items()}
+    named = flags_of_tables().items()
+    flags = {flag: points_by_table[table] for flag, table in named if table in points_by_table}
     there = ", ".join(f"{flag} ({counted(number, 'point')})" for flag, number in flags.items() if number)
     others = ", ".join(flag for flag, number in flags.items() if not number)
     return f"The table {name} has no rows. With points: {there or 'none'}; empty: {others}."
