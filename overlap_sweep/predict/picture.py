@@ -19,6 +19,9 @@ from overlap_sweep.trace.intervals import Intervals, merge, rows_without_overlap
 MOST_BARS = 80
 """Bars of a lane; of more, neighbours become one."""
 
+MOST_STREAMS = 4
+"""Streams of communication that have lanes of their own; more share as many as are busy at the same time."""
+
 FINEST = 2000
 """Part of the picture's time by which the first neighbours are apart that become one bar."""
 
@@ -109,15 +112,17 @@ def _step(graph: StepGraph, times: Replayed, rank: int, step: int) -> tuple[Step
         return [*waited, bar(place, moved_ns, end_ns, "comm")]
 
     by_lane: dict[tuple[bool, str, int], list[int]] = defaultdict(list)
+    streams = {graph.nodes[place].lane for place in own if graph.nodes[place].call}
     for place in own:
         node = graph.nodes[place]
-        by_lane[(True, "", node.lane) if node.call else (False, kind_of(node), 0)].append(place)
+        stream = node.lane if len(streams) <= MOST_STREAMS else 0
+        by_lane[(True, "", stream) if node.call else (False, kind_of(node), 0)].append(place)
     lanes, apart_us = [], 0.0
     for (is_comm, name, _), places in sorted(by_lane.items(), key=lambda one: (one[0][0], one[0][1] != "GEMMs")):
         for row in rows_without_overlap((times.starts_ns[place], times.ends_ns[place]) for place in places):
             merged, near_us = _merged([one for i in row for one in bars(places[i])])
             apart_us = max(apart_us, near_us)
-            lanes.append(Lane(_collectives(graph.nodes[place] for place in places) if is_comm else name, merged))
+            lanes.append(Lane(_collectives(graph.nodes[places[i]] for i in row) if is_comm else name, merged))
     exposed = _exposed(graph, times, own, first_ns)
     exposed_us = sum(one.end_us - one.start_us for one in exposed)
     gemms = [place for place in own if graph.nodes[place].is_gemm]

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 COLUMNS = {"change": 0, "predicted_us": 0, "low_us": 3, "high_us": 2, "gain_us": 0}
 """Columns of the table, and in which order a narrow page drops them; the sentences below a row say the rest."""
 
+LEAST_NAMED = 0.04
+"""Part of the passes' time from which on a pass has room for its name."""
+
 
 def exhibit(study: Study[C, R], analysis: CaseAnalysis[C, R]) -> Exhibit:
     """Returns the exhibit of what changes of the reference would gain; only the page reads the traces."""
@@ -93,7 +96,12 @@ def _gantt(picture: Picture, rank: int | None) -> Gantt:
 
 
 def _lanes(title: str, step: Step) -> Iterator[Lane]:
-    yield Lane(title, [Span(start, end, "faint", PASS_WORDS.get(name, "")) for name, start, end in step.passes], True)
+    end_us = max(end for _, _, end in step.passes) if step.passes else 0.0
+    passes = [
+        Span(start, end, "faint", PASS_WORDS.get(name, "") if end - start > LEAST_NAMED * end_us else "")
+        for name, start, end in step.passes
+    ]
+    yield Lane(title, passes, bold=True)
     for lane in step.lanes:
         yield Lane(lane.name, [_drawn(bar, lane.name) for bar in lane.bars])
     exposed = [_drawn(bar, "exposed communication") for bar in step.exposed]

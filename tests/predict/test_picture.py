@@ -5,9 +5,9 @@ from itertools import pairwise
 
 import pytest
 
-from overlap_sweep.predict.picture import MOST_BARS, Lane, Step, picture_of
+from overlap_sweep.predict.picture import MOST_BARS, MOST_STREAMS, Lane, Step, picture_of
 from overlap_sweep.predict.predictions import predict
-from overlap_sweep.trace.activity import NEITHER
+from overlap_sweep.trace.activity import BWD, NEITHER
 from tests.predict.made_steps import Kernel, graph, training
 
 
@@ -54,6 +54,21 @@ def test_what_is_drawn_is_what_is_predicted(change: str) -> None:
     (prediction,) = predict(made, [change])
 
     assert picture_of(made, change).step_us == prediction.predicted_us
+
+
+@pytest.mark.parametrize(("streams", "lanes"), [(MOST_STREAMS, MOST_STREAMS), (MOST_STREAMS + 1, 1)])
+def test_many_streams_that_take_turns_share_a_lane(streams: int, lanes: int) -> None:
+    *kernels, optimizer = training()
+    starts_us = [optimizer.start_us + 100 * number for number in range(streams - 1)]
+    kernels += [Kernel(start_us, start_us + 90, BWD, 1.0, step=2) for start_us in starts_us]
+    made = graph(kernels, kernels)
+    for place, node in enumerate(made.nodes):
+        node.lane = place if node.call else node.lane
+
+    step = picture_of(made, "link.times=2").before
+
+    assert [one.name for one in step.lanes] == ["GEMMs", *["all_reduce"] * lanes]
+    assert sum(len(one.bars) for one in step.lanes[1:]) == streams
 
 
 def test_thousands_of_kernels_become_few_bars() -> None:
