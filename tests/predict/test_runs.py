@@ -31,15 +31,15 @@ def test_what_diagnosis_has_read_gives_the_same_predictions(traces: list[Path]) 
 
 
 def test_what_is_kept_is_what_was_drawn(traces: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    changes = ["fsdp2.prefetch=1", "nccl.max_ctas=4"]
+    changes = ["fsdp2.prefetch=1", "ddp.hooks=true"]
     found = drawn(traces, changes)
     monkeypatch.setattr("overlap_sweep.predict.runs.graphs", lambda paths: pytest.fail("read again"))
 
     assert found
     assert found == drawn(traces, changes)
     assert found.ranks == [0, 1]
-    assert [one.change for one in found.predictions if one.status == "cannot tell"] == ["nccl.max_ctas=4"]
-    assert found.predictions[-1].change == "nccl.max_ctas=4"
+    assert [one.change for one in found.predictions if one.status == "cannot tell"] == ["ddp.hooks=true"]
+    assert found.predictions[-1].change == "ddp.hooks=true"
     # A bound gains nearly as much, and of prefetching one module is better than two.
     drawn_changes = [one.change for one in found.pictures]
     assert drawn_changes == ["fsdp2.reshard_after_forward=false", "fsdp2.prefetch=1", "ranks.equal=true"]

@@ -78,7 +78,7 @@ def test_the_page_has_the_step_as_recorded_and_as_predicted(tmp_path: Path, one_
     assert best.folded == "ddp.bucket_cap_mb=25: 1.080x (1.01 to 1.17)"
     assert best.drawn.startswith("A step of 26,907 us is predicted to take 24,906 us with ddp.bucket_cap_mb=25 (from")
     # Bounds are not drawn, and of each name only the best.
-    assert [one.folded.partition("=")[0] for one in others] == ["ranks.equal", "ddp.hooks"]
+    assert [one.folded.partition("=")[0] for one in others] == ["ranks.equal", "nccl.min_ctas"]
     gantt = best.chart() if best.chart else None
     assert isinstance(gantt, Gantt)
     recorded, changed = ([lane for lane in gantt.lanes if lane.name == name] for name in ("GEMMs", "all_reduce"))
