@@ -18,6 +18,7 @@ from overlap_sweep import workloads
 from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.errors import UserError
 from overlap_sweep.report.numbers import shortened
+from overlap_sweep.report.predictions import PREDICTIONS
 from overlap_sweep.report.table import PointRow, Row, Table, item
 from overlap_sweep.results.checks import check_place
 from overlap_sweep.trace.kernel_classes import function_name
@@ -147,8 +148,9 @@ def read(directory: Path | str, table: str | None = None) -> pd.DataFrame:
     """Returns the measured points at or below a directory, with the columns of docs/columns.md.
 
     `table` is `points` (of operators), `layers`, `kernels`, `training`, `copies`, `tp_training` or `jobs`; None: the
-    first of these that has rows. If there are no points, the Parquet file of an analysis is read. Files that cannot be
-    read cause a warning; UserError if nothing can be read.
+    first of these that has rows; or `predictions`: what changes would gain, from all traces there. If there are no
+    points, the Parquet file of an analysis is read. Files that cannot be read cause a warning; UserError if nothing can
+    be read.
     """
     found = point_rows(Path(directory), table)
     _warn([*found.problems, *found.warnings])
@@ -218,7 +220,7 @@ def read_prediction(*paths: Path | str, changes: Sequence[str] = ()) -> pd.DataF
 
     Times are in microseconds per step. What cannot be read causes a warning; UserError if nothing can be read.
     """
-    from overlap_sweep.commands.predict import PREDICTIONS, predicted_rows
+    from overlap_sweep.commands.predict import predicted_rows
 
     rows, names, problems = predicted_rows([Path(path) for path in paths], changes)
     if not names:
@@ -241,9 +243,14 @@ def point_rows(directory: Path, table: str | None) -> Rows:
     """Returns all rows of the named table; None: of the first workload that has points."""
     from overlap_sweep.workloads import read_sources
 
+    if table == PREDICTIONS.name:
+        from overlap_sweep.commands.predict import rows_that_apply
+
+        rows, problems = rows_that_apply([directory])
+        return Rows(PREDICTIONS.frame(rows), PREDICTIONS, problems=problems)
     known = tables()
     if table not in (None, *known):
-        raise UserError(f"table={table!r} is not known; choose one of {', '.join(known)}.")
+        raise UserError(f"table={table!r} is not known; choose one of {', '.join([*known, PREDICTIONS.name])}.")
     workload_of = dict(zip(known, workloads.names(), strict=True))
     try:
         sources = read_sources(directory, AnalysisConfig())

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +10,8 @@ import typer
 from overlap_sweep.commands import output
 from overlap_sweep.errors import UserError
 from overlap_sweep.report.console import print_table
-from overlap_sweep.report.table import Listing, Row, Table, item
+from overlap_sweep.report.predictions import PREDICTIONS
+from overlap_sweep.report.table import Listing, Row
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,38 +20,6 @@ if TYPE_CHECKING:
     from overlap_sweep.predict.predictions import Prediction
     from overlap_sweep.predict.runs import RunGraph
 
-
-_text = partial(item, kind="text")
-
-PREDICTIONS: Table[Row] = Table(
-    "predictions",
-    "one row per change, as they are named, or of each run the best first",
-    (
-        _text("run", "Common name of the traces of all ranks, with their directory."),
-        _text("change", "NAME=VALUE, several joined by +.", "change"),
-        item("step_us", "Time of a recorded step, the mean, of the slowest rank.", "step us"),
-        item(
-            "predicted_us",
-            "Time of the step with the change; of a bound the least. Empty if it cannot be told.",
-            "predicted us",
-        ),
-        item("low_us", "Least time that the recording leaves open.", "low us"),
-        item("high_us", "Longest time that it leaves open; empty if nothing says how long.", "high us"),
-        item("gain_us", "step_us - predicted_us; with more samples in a step for as many as now.", "gain us"),
-        _text("status", "predicted, bound or cannot tell.", "status"),
-        _text(
-            "critical",
-            "What the step's time then consists of: shares of the longest chain of what waits for each other.",
-            "then critical",
-            dropped=1,
-        ),
-        _text("reason", "Why it cannot be told, or what else to know.", "note", dropped=2),
-        item("measured_us", "Time of a step of the recording --against.", "measured us", dropped=3),
-        item("error_share", "predicted_us / measured_us - 1.", "error", dropped=3, show="{:+.1%}".format),
-        item("within", "Whether measured_us is from low_us to high_us.", "in interval", kind="flag", dropped=3),
-        _text("wrong", "Parts of the step that take longer or shorter than predicted.", "wrong", dropped=3),
-    ),
-)
 TABLES = {"predictions": PREDICTIONS}
 Command = output.with_columns(lambda: TABLES)
 
@@ -126,6 +94,22 @@ def predicted_rows(
         for one in predictions(graph, change)
     ]
     return rows, [name for name, _ in known], [*problems, *(problem for run in runs for problem in run.problems)]
+
+
+def rows_that_apply(paths: Sequence[Path]) -> tuple[list[Row], list[str]]:
+    """Returns the rows of PREDICTIONS of all changes that apply to each run, which are cached, and a sentence for each
+    trace that cannot be read."""
+    from overlap_sweep.commands.frames import read_runs_of_nodes
+    from overlap_sweep.predict.runs import predictions_of, readable
+
+    runs, problems, _ = read_runs_of_nodes(paths, None)
+    rows = [
+        {"run": run.name, **msgspec.structs.asdict(one), **_compared(one, None)}
+        for run in runs
+        if run.found
+        for one in predictions_of(readable(run), seen=run.seen)
+    ]
+    return rows, problems
 
 
 def _only(runs: list[RunGraph], directory: Path) -> StepGraph:

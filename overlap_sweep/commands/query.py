@@ -14,6 +14,7 @@ from overlap_sweep.report import causes
 from overlap_sweep.report.console import print_table
 from overlap_sweep.report.diagnosis import NODE_TIMES
 from overlap_sweep.report.numbers import counted
+from overlap_sweep.report.predictions import PREDICTIONS
 from overlap_sweep.report.table import Row, Table, to_frame
 
 if TYPE_CHECKING:
@@ -29,13 +30,14 @@ _FLAGS = "overlap_sweep.tables"
 
 
 def flags_of_tables() -> dict[str, str]:
-    """Returns the names of the tables of points by their flag."""
-    return {f"--{name.replace('_', '-')}": name for name in tables()}
+    """Returns the names of the tables of points, and of predictions, by their flag."""
+    return {f"--{name.replace('_', '-')}": name for name in (*tables(), PREDICTIONS.name)}
 
 
 def headed() -> dict[str, Table]:
-    """Returns the tables of points by heading, and the columns that can be added to any."""
-    own = {f"with {flag}": tables()[name] for flag, name in flags_of_tables().items()}
+    """Returns the tables by heading, and the columns that can be added to any of points."""
+    known = tables() | {PREDICTIONS.name: PREDICTIONS}
+    own = {f"with {flag}": known[name] for flag, name in flags_of_tables().items()}
     return own | {"added if named": causes.OF_POINT, "of points on several nodes, added if named": NODE_TIMES}
 
 
@@ -81,7 +83,8 @@ def query(
     """Print the measured points that match a condition; --fail-if checks these rows.
 
     Results are only read. The rows are those of the first table below that has any, or of the table whose flag is
-    given; with a flag, --help lists only its columns. docs/columns.md explains the columns. An operator's times are
+    given; with a flag, --help lists only its columns. --predictions are what changes would gain, from all traces at
+    or below the directory (docs/predict.md). docs/columns.md explains the columns. An operator's times are
     those of its pass, fwd or bwd, because dgrad and wgrad cannot be timed separately. Columns from traces are from
     one iteration of the slowest rank (docs/traces.md); not_profiled_because says why a point has none. Why
     communication is exposed (docs/diagnosis.md) is found only if one of its columns is named, because the traces of
@@ -103,6 +106,7 @@ def query(
       python analyze.py query multirun/2026-11-20 --training 'forward_prefetch > 0' --sort=-samples_per_s
       python analyze.py query multirun/2026-11-20 --copies "direction == 'device_to_host' and hidden_fraction < 0.5"
       python analyze.py query multirun/2026-11-20 --tp-training 'tp_size == 4' --sort=-tokens_per_s_per_gpu
+      python analyze.py query multirun/2026-11-20 --predictions 'gain_us > 0.05 * step_us' --sort=-gain_us
       python analyze.py query multirun/2026-11-20 --training 'cause == "straggler"' --columns point,cause_try
 
     Exit status: 0 success (also if no row matches), 1 error, 2 wrong usage, 3 a --fail-if condition holds.
@@ -158,6 +162,8 @@ def _with_added(frame: pd.DataFrame, rows: Rows | None, directory: Path | None =
         return frame.assign(**to_frame([{}] * len(frame), ADDED_TYPES))
     if not rows.points:
         names = ", ".join(ADDED_TYPES)
+        if rows.table is PREDICTIONS:
+            raise UserError(f"{names} are columns of points; leave out --predictions.")
         raise UserError(f"{directory} has no traces, from which {names} are found; give the directory of the sweep.")
     values = to_frame(causes.cause_rows([rows.points[place] for place in frame.index]), ADDED_TYPES)
     return frame.assign(**values.set_index(frame.index))
@@ -174,7 +180,8 @@ def _empty(name: str, points_by_table: Mapping[str, int]) -> str:
     """Returns which tables there are, and which have points; of rows from a file that is unknown."""
     if not points_by_table:
         return f"The table {name} has no rows."
-    flags = {flag: points_by_table.get(table, 0) for flag, table in flags_of_tables().items()}
+    named = flags_of_tables().items()
+    flags = {flag: points_by_table[table] for flag, table in named if table in points_by_table}
     there = ", ".join(f"{flag} ({counted(number, 'point')})" for flag, number in flags.items() if number)
     others = ", ".join(flag for flag, number in flags.items() if not number)
     return f"The table {name} has no rows. With points: {there or 'none'}; empty: {others}."

@@ -21,14 +21,12 @@ from overlap_sweep.diagnosis import (
     advice_for,
     as_share,
 )
-from overlap_sweep.diagnosis.arrivals import Arrivals, arrivals
 from overlap_sweep.diagnosis.basis import Basis, conditions_of
 from overlap_sweep.diagnosis.causes import CAUSES
 from overlap_sweep.diagnosis.causes.straggler import IN_TURN
-from overlap_sweep.diagnosis.exposure import exposure_of
 from overlap_sweep.diagnosis.facts import RankFacts
 from overlap_sweep.diagnosis.lateness import Often, Share, by_root, often_of
-from overlap_sweep.diagnosis.losses import RankView, losses_of, views_of
+from overlap_sweep.diagnosis.losses import RankView, Seen, losses_of, seen_of
 from overlap_sweep.trace.intervals import Measure, intersect, merge, subtract
 
 _Calls = tuple[str, str, Pass]
@@ -65,10 +63,9 @@ class _Run:
     steady: list[list[StepLoss]]
 
 
-def diagnosis_of(name: str, facts: Sequence[RankFacts], met: Arrivals | None = None) -> Diagnosis:
-    """Returns the diagnosis of one run, given the facts of its ranks; `met`: when they met, if known."""
-    met = met or arrivals(facts)
-    views = views_of(facts, [exposure_of(own) for own in facts], met)
+def diagnosis_of(name: str, facts: Sequence[RankFacts], seen: Seen | None = None) -> Diagnosis:
+    """Returns the diagnosis of one run, given the facts of its ranks; `seen`: what `seen_of` made of them, if known."""
+    met, views = seen or seen_of(facts)
     losses = [losses_of(view) for view in views]
     steps = [_steps(view) for view in views]
     every_step = [step for own in steps for step in own]

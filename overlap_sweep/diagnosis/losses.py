@@ -7,17 +7,17 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from overlap_sweep.diagnosis import NEVER, TOGETHER_NS, UNKNOWN_RANK, Loss, Role, Rule, once
-from overlap_sweep.diagnosis.arrivals import Arrivals
+from overlap_sweep.diagnosis.arrivals import Arrivals, arrivals
 from overlap_sweep.diagnosis.calls import roles_of
 from overlap_sweep.diagnosis.causes import CAUSES
 from overlap_sweep.diagnosis.causes.repeated_reduction import repeated_reductions
-from overlap_sweep.diagnosis.exposure import Exposed, Exposure, Late, SlowedCall, slowed_calls
+from overlap_sweep.diagnosis.exposure import Exposed, Exposure, Late, SlowedCall, exposure_of, slowed_calls
 from overlap_sweep.diagnosis.facts import RankFacts
 from overlap_sweep.diagnosis.groups import Alike, alike_calls
 from overlap_sweep.diagnosis.lateness import (
@@ -154,6 +154,18 @@ class RankView:
         """Returns how long computation ran between two moments while the host waited for the device."""
         waits = within(self.waits.union, start_ns, end_ns) if start_ns < end_ns else self.waits.union[:0]
         return sum(self.exposure.compute.between(start, end) for start, end in waits.tolist())
+
+
+class Seen(NamedTuple):
+    """The ranks of a run among each other."""
+
+    met: Arrivals
+    views: list[RankView]
+
+
+def seen_of(facts: Sequence[RankFacts]) -> Seen:
+    met = arrivals(facts)
+    return Seen(met, views_of(facts, [exposure_of(own) for own in facts], met))
 
 
 def views_of(facts: Sequence[RankFacts], exposures: Sequence[Exposure], arrivals: Arrivals) -> list[RankView]:

@@ -9,10 +9,10 @@ import msgspec
 
 from overlap_sweep.cache import code_digest
 from overlap_sweep.diagnosis import Diagnosis, causes, some_of
-from overlap_sweep.diagnosis.arrivals import arrivals
 from overlap_sweep.diagnosis.facts import RankFacts, facts_of
 from overlap_sweep.diagnosis.findings import diagnosis_of
 from overlap_sweep.diagnosis.groups import GroupRow, GroupTotal, NodeTimes, group_rows, group_totals, node_times_of
+from overlap_sweep.diagnosis.losses import Seen, seen_of
 from overlap_sweep.trace.files import (
     TraceFile,
     cache,
@@ -56,8 +56,8 @@ class Run:
     """Ranks with no trace, or one that could not be read."""
     found: Found | None
     """None if no trace could be read."""
-    facts: list[RankFacts] = field(default_factory=list, compare=False, repr=False)
-    """Of the ranks, if they were read and not found in the cache."""
+    seen: Seen | None = field(default=None, compare=False, repr=False)
+    """The ranks, if they were read; None if the diagnosis was found in the cache."""
 
 
 class RankRead(msgspec.Struct):
@@ -94,11 +94,12 @@ def read_runs(paths: Sequence[Path], ranks_per_node: Mapping[Path, int] | None =
         by_rank = {rank: file for file in files if (rank := rank_of(file)) is not None}
         missing = missing_ranks(by_rank) if by_rank else []
         facts = [] if known_runs[name] else facts_of_ranks(files, read, per_node)
-        if facts:
-            known_runs[name] = _found(name, files, facts, missing)
+        seen = seen_of(facts) if facts else None
+        if seen:
+            known_runs[name] = _found(name, files, facts, seen, missing)
             if (key := cache_keys[name]) and all(is_of(keys[file.path], file) for file in files):
                 cache(_KIND, key, known_runs[name])
-        found.append(Run(name=name, files=files, missing=missing, found=known_runs[name], facts=facts))
+        found.append(Run(name=name, files=files, missing=missing, found=known_runs[name], seen=seen))
     return found
 
 
@@ -130,15 +131,16 @@ def grouped(files: Sequence[TraceFile]) -> dict[str, list[Path]]:
     return dict(sorted(runs.items(), key=lambda run: min(order[path] for path in run[1])))
 
 
-def _found(name: str, files: Sequence[TraceFile], facts: Sequence[RankFacts], missing: Sequence[int]) -> Found:
-    met = arrivals(facts)
-    diagnosis, rows = diagnosis_of(name, facts, met), group_rows(facts, met)
+def _found(
+    name: str, files: Sequence[TraceFile], facts: Sequence[RankFacts], seen: Seen, missing: Sequence[int]
+) -> Found:
+    diagnosis, rows = diagnosis_of(name, facts, seen), group_rows(facts, seen.met)
     diagnosis.notes += _startup_notes(files)
     if missing and len(facts) > 1:
         # What a single rank cannot know, its diagnosis says.
         ranks = some_of(missing, RANKS_NAMED)
         diagnosis.notes.append(f"No trace of rank {ranks}: whether the other ranks wait for it is unknown.")
-    return Found(diagnosis, rows, group_totals(facts, met), node_times_of(facts, rows))
+    return Found(diagnosis, rows, group_totals(facts, seen.met), node_times_of(facts, rows))
 
 
 def facts_of_ranks(

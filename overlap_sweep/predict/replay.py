@@ -147,14 +147,18 @@ def recorded(graph: StepGraph) -> Replayed:
 def step_us(graph: StepGraph, times: Replayed) -> float:
     """Returns the time of a step of the slowest rank: the time from its first kernel to the end of its last, over the
     number of steps."""
+    return max(spans_ns(graph, times)) / max(len(graph.steps), 1) / 1000
+
+
+def spans_ns(graph: StepGraph, times: Replayed) -> list[float]:
+    """Returns the time of each rank from its first kernel to the end of its last."""
     first = [float("inf")] * graph.ranks
     last = [float("-inf")] * graph.ranks
     for node, start_ns, end_ns in zip(graph.nodes, times.starts_ns, times.ends_ns, strict=True):
         if node.kind in ("compute", "comm"):
             first[node.rank] = min(first[node.rank], start_ns)
             last[node.rank] = max(last[node.rank], end_ns)
-    spans = (end - start for start, end in zip(first, last, strict=True))
-    return max(spans) / max(len(graph.steps), 1) / 1000
+    return [end - start for start, end in zip(first, last, strict=True)]
 
 
 def parts_us(graph: StepGraph, times: Replayed) -> dict[str, float]:

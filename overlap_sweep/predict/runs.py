@@ -1,28 +1,30 @@
-"""Reads the traces of runs into graphs of their steps."""
+"""Reads the traces of runs into graphs of their steps, and keeps what is predicted from them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from overlap_sweep.cache import code_digest
-from overlap_sweep.diagnosis.arrivals import arrivals
-from overlap_sweep.diagnosis.exposure import exposure_of
-from overlap_sweep.diagnosis.facts import RankFacts
-from overlap_sweep.diagnosis.losses import views_of
+from overlap_sweep.diagnosis.losses import Seen, seen_of
 from overlap_sweep.diagnosis.runs import Run, facts_of_ranks, grouped, read_ranks
 from overlap_sweep.predict.graph import StepGraph, graph_of
 from overlap_sweep.predict.named import that_mend
+from overlap_sweep.predict.picture import Picture, picture_of
 from overlap_sweep.predict.predictions import Prediction, predict
 from overlap_sweep.predict.replay import replay_error
 from overlap_sweep.trace.files import cache, cached, key_of
 
-_KIND = "predictions"
-
 MOST_ERROR = 0.001
 """Share of a step by which the replay of a graph may miss it."""
+
+MOST_PICTURES = 3
+"""Changes of which a step is drawn: those that gain most, of each name one, without bounds."""
+
+T = TypeVar("T")
 
 
 class RunGraph(msgspec.Struct):
@@ -34,6 +36,18 @@ class RunGraph(msgspec.Struct):
     """None if no trace could be read."""
     problems: list[str]
     """A sentence for each trace that could not be read."""
+    ranks: list[int | None]
+    """Numbers of the ranks in the graph; None if unknown."""
+
+
+class Drawn(msgspec.Struct):
+    """The predictions of one run, and the steps of those that gain most."""
+
+    predictions: list[Prediction]
+    """The best first; last what cannot be told."""
+    pictures: list[Picture]
+    ranks: list[int | None]
+    """Numbers of the ranks; None if unknown."""
 
 
 def graphs(paths: Sequence[Path]) -> list[RunGraph]:
@@ -44,33 +58,59 @@ def graphs(paths: Sequence[Path]) -> list[RunGraph]:
         files = [read[path].file for path in own]
         facts = facts_of_ranks(files, read, {})
         problems = [file.problem for file in files if file.problem]
-        found.append(RunGraph(name, _graph(facts) if facts else None, problems))
+        graph = _graph(seen_of(facts)) if facts else None
+        found.append(RunGraph(name, graph, problems, [one.rank for one in facts]))
     return found
 
 
-def _graph(facts: Sequence[RankFacts]) -> StepGraph:
-    met = arrivals(facts)
-    views = views_of(facts, [exposure_of(one) for one in facts], met)
-    graph = graph_of(views, met)
-    return graph if abs(replay_error(graph)) <= MOST_ERROR else graph_of(views, met, held=False)
+def _graph(seen: Seen) -> StepGraph:
+    graph = graph_of(seen.views, seen.met)
+    return graph if abs(replay_error(graph)) <= MOST_ERROR else graph_of(seen.views, seen.met, held=False)
 
 
-def predictions_of(
-    paths: Sequence[Path], changes: Sequence[str], facts: Sequence[RankFacts] = ()
-) -> dict[str, Prediction]:
-    """Returns the prediction for each change from the traces of one run, which are cached; empty if they cannot be
-    read, or hold no step. `facts`: of the ranks, if they are at hand."""
+def predictions_of(paths: Sequence[Path], changes: Sequence[str] = (), seen: Seen | None = None) -> list[Prediction]:
+    """Returns the prediction for each change from the traces of one run, without changes for all that apply, the best
+    first, which are cached; empty if they cannot be read, or hold no step. `seen`: the ranks, if they are at hand."""
+
+    def made() -> list[Prediction]:
+        found = [_graph(seen)] if seen else [run.graph for run in graphs(paths)]
+        return [one for graph in found if graph and graph.nodes for one in predict(graph, changes)]
+
+    return _kept("predictions", paths, changes, list[Prediction], made) or []
+
+
+def drawn(paths: Sequence[Path], changes: Sequence[str]) -> Drawn | None:
+    """Returns what is predicted from the traces of one run of these changes and all others that apply, and pictures of
+    the best, which are cached; None if they cannot be read, or hold no step."""
+
+    def made() -> Drawn | None:
+        run = next((run for run in graphs(paths) if run.graph and run.graph.nodes), None)
+        if not run or not run.graph:
+            return None
+        told = {one.change: one for one in (*predict(run.graph), *(predict(run.graph, changes) if changes else ()))}
+        ordered = sorted(told.values(), key=lambda one: float("inf") if one.gain_us is None else -one.gain_us)
+        worth: dict[str, str] = {}
+        for one in ordered:
+            if one.status == "predicted" and (one.gain_us or 0.0) > 0:
+                worth.setdefault(one.change.partition("=")[0], one.change)
+        pictures = [picture_of(run.graph, change) for change in [*worth.values()][:MOST_PICTURES]]
+        return Drawn(ordered, pictures, run.ranks)
+
+    return _kept("drawn_predictions", paths, changes, Drawn, made)
+
+
+def _kept(
+    kind: str, paths: Sequence[Path], changes: Sequence[str], type_: type[T], make: Callable[[], T | None]
+) -> T | None:
+    """Returns what `make` returns of these traces and changes, from the cache if it is there."""
     keys = [key_of(path) for path in paths]
     code = " ".join(map(code_digest, (__package__, f"{__package__}.changes", "overlap_sweep.diagnosis")))
-    key = f"{code} {list(map(str, paths))} {keys} {sorted(changes)}" if all(keys) else None
-    if key and (kept := cached(_KIND, key, dict[str, Prediction])):
+    key = f"{code} {list(map(str, paths))} {keys} {list(changes)}" if all(keys) else None
+    if key and (kept := cached(kind, key, type_)):
         return kept
-    found = {}
-    for graph in [_graph(facts)] if facts else [run.graph for run in graphs(paths)]:
-        if graph and graph.nodes:
-            found = dict(zip(changes, predict(graph, changes), strict=True))
+    found = make()
     if key and found:
-        cache(_KIND, key, found)
+        cache(kind, key, found)
     return found
 
 
@@ -79,11 +119,15 @@ def mends_of(run: Run) -> dict[str, Prediction]:
     causes = dict.fromkeys(finding.cause for finding in run.found.diagnosis.findings) if run.found else {}
     changes = that_mend(causes)
     wanted = [change for own in changes.values() for change in own]
-    paths = [file.path for file in run.files if not file.problem]
-    told = predictions_of(paths, wanted, run.facts) if wanted else {}
+    told = {one.change: one for one in predictions_of(readable(run), wanted, run.seen)} if wanted else {}
     found = {}
     for cause, own in changes.items():
         known = [told[change] for change in own if change in told and (told[change].gain_us or 0.0) > 0]
         if known:
             found[cause] = max(known, key=lambda one: one.gain_us or 0.0)
     return found
+
+
+def readable(run: Run) -> list[Path]:
+    """Returns the traces of a run that could be read."""
+    return [file.path for file in run.files if not file.problem]

@@ -175,6 +175,9 @@ class Study(ABC, Generic[C, R]):
     """Settings whose traces are diagnosed on the page, where all ranks' traces of each are read. 0: only the best and
     the reference."""
 
+    shows_predictions: ClassVar[bool] = False
+    """Whether the page says what changes of the reference would gain."""
+
     shows_effects: ClassVar[bool] = False
     """Whether the traces of its settings are compared, for the column of effects."""
     reads_traces: ClassVar[bool] = False

@@ -17,7 +17,7 @@ from overlap_sweep.report.iterations import timeline
 from overlap_sweep.report.section import Exhibit
 from overlap_sweep.report.table import Listing, Table, attribute
 from overlap_sweep.results.estimate import Estimate, estimate
-from overlap_sweep.study import C, CaseAnalysis, R, Study
+from overlap_sweep.study import C, CaseAnalysis, R, Study, predicted_steps
 
 T = TypeVar("T")
 
@@ -32,6 +32,7 @@ def exhibits(study: Study[C, R], analysis: CaseAnalysis[C, R]) -> list[Exhibit]:
         *study.charts(analysis),
         *_streams(study, analysis),
         causes.exhibit({"": sides(study, analysis)}),
+        *([predicted_steps.exhibit(study, analysis)] if study.shows_predictions else []),
     ]
 
 

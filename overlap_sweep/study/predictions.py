@@ -1,11 +1,14 @@
-"""Gives settings their predictions: what a step was to take with each, from the traces of the reference."""
+"""Gives settings their predictions: what a step was to take with each, from the traces of the reference; and says how
+right they were."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from statistics import median
 from typing import TYPE_CHECKING
 
+from overlap_sweep.report.numbers import counted
 from overlap_sweep.study import C, CaseAnalysis, R, Study
 
 if TYPE_CHECKING:
@@ -28,7 +31,7 @@ def _predicted(study: Study[C, R], analysis: CaseAnalysis[C, R]) -> CaseAnalysis
     # Imported here, because numpy is only needed to read traces.
     from overlap_sweep.predict.runs import predictions_of
 
-    found = predictions_of(side.traces, [change for change in changes if change])
+    found = {one.change: one for one in predictions_of(side.traces, list(dict.fromkeys(filter(None, changes))))}
     return analysis.with_rows(
         [
             replace(row, prediction=found.get(change)) if change else row
@@ -48,6 +51,23 @@ def _change(study: Study[C, R], analysis: CaseAnalysis[C, R], row: R) -> str | N
     ]
     known = [change for change in changes if change]
     return "+".join(known) if known and len(known) == len(changes) else None
+
+
+def scored(analysis: CaseAnalysis[C, R]) -> Iterator[str]:
+    """Yields how right the predictions of the settings were, if there are any; bounds are none."""
+    told = [(row, row.prediction) for row in analysis.rows if row.prediction and row.prediction.status == "predicted"]
+    errors, within = [], 0
+    for row, one in told:
+        assert one.predicted_us
+        assert one.high_us
+        measured_us = one.step_us / row.over_reference
+        errors.append(abs(one.predicted_us / measured_us - 1))
+        within += (one.low_us or 0.0) <= measured_us <= one.high_us
+    if told:
+        yield (
+            f"Of {counted(len(told), 'prediction')} from the reference's traces {within} had the measured speedup in "
+            f"the interval; error {median(errors):.1%}{' in the median' if len(told) > 1 else ''}."
+        )
 
 
 def in_words(prediction: Prediction) -> str:

@@ -8,7 +8,7 @@ from overlap_sweep.report.section import Card
 from overlap_sweep.results.estimate import LEAST_RUNS
 from overlap_sweep.results.gain import nothing_beat
 from overlap_sweep.results.provenance import recorded_warnings, slowed_gpus
-from overlap_sweep.study import C, CaseAnalysis, R, Study, effects, equality
+from overlap_sweep.study import C, CaseAnalysis, R, Study, effects, equality, predictions
 from overlap_sweep.study.analysis import wanted_runs
 
 ADVISED_RUNS = 3
@@ -42,12 +42,13 @@ def sentences(study: Study[C, R], analysis: CaseAnalysis[C, R]) -> list[str]:
         *([f"Write: {code[0]}"] if len(code) == 1 else ["Write:", *(f"  {line}" for line in code)] if code else []),
         *_shared(analysis),
         *study.sentences(analysis),
+        *predictions.scored(analysis),
     ]
 
 
 def card(study: Study[C, R], analysis: CaseAnalysis[C, R]) -> Card:
     """Returns the answer at a glance."""
-    more = [*study.sentences(analysis), *_shared(analysis)]
+    more = [*study.sentences(analysis), *predictions.scored(analysis), *_shared(analysis)]
     use = _use(study, analysis)
     return Card(
         analysis.title,

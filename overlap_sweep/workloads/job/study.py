@@ -60,6 +60,7 @@ _CHANGES = dict.fromkeys((CONNECTIONS, f"{VARIABLES}CUDA_DEVICE_MAX_CONNECTIONS"
 class JobStudy(Study[JobCase, JobRow]):
     workload = "job"
     shows_effects = True
+    shows_predictions = True
     row = JobRow
     naming = NAMING
     times_of_proof = True
