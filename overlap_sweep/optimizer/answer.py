@@ -228,16 +228,9 @@ def _mends(row: JobRow, causes: Sequence[str]) -> dict[str, Prediction]:
     if side is None or not side.traces:
         return {}
     # Imported here, because numpy is only needed to read traces.
-    from overlap_sweep.predict.named import that_mend
-    from overlap_sweep.predict.runs import predictions_of
+    from overlap_sweep.predict.runs import best_mends
 
-    changes = that_mend(causes)
-    told = predictions_of(side.traces, [change for own in changes.values() for change in own])
-    best = {
-        cause: max((told[one] for one in own if one in told), key=lambda one: one.gain_us or 0.0, default=None)
-        for cause, own in changes.items()
-    }
-    return {cause: one for cause, one in best.items() if one and (one.gain_us or 0.0) > 0}
+    return best_mends(side.traces, causes)
 
 
 def in_lines(answer: Answer, report: Path | None) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -117,9 +117,15 @@ def _kept(
 def mends_of(run: Run) -> dict[str, Prediction]:
     """Returns by cause that was found in a run the change that is predicted to gain most of those that mend it."""
     causes = dict.fromkeys(finding.cause for finding in run.found.diagnosis.findings) if run.found else {}
+    return best_mends(readable(run), causes, run.seen)
+
+
+def best_mends(paths: Sequence[Path], causes: Collection[str], seen: Seen | None = None) -> dict[str, Prediction]:
+    """Returns by cause the change that is predicted, from the traces of one run, to gain most of those that mend it;
+    nothing where none gains. `seen`: the ranks, if they are at hand."""
     changes = that_mend(causes)
     wanted = [change for own in changes.values() for change in own]
-    told = {one.change: one for one in predictions_of(readable(run), wanted, run.seen)} if wanted else {}
+    told = {one.change: one for one in predictions_of(paths, wanted, seen)} if wanted else {}
     found = {}
     for cause, own in changes.items():
         known = [told[change] for change in own if change in told and (told[change].gain_us or 0.0) > 0]
