@@ -72,8 +72,8 @@ class Recorded:
     training: Training
     shares: Mapping[str, float] = field(default_factory=dict)
     """What fixing each cause could gain at most, as a share of the step; of causes that were found."""
-    predict: Callable[[Sequence[str]], Mapping[str, Prediction]] = lambda changes: {}
-    """Returns the predictions for changes of `predict`, by change."""
+    predict: Callable[[Sequence[str]], Sequence[Prediction]] = lambda changes: []
+    """Returns the predictions for changes of `predict`."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that the command is started with."""
 
@@ -89,7 +89,7 @@ def candidates(recorded: Recorded, chosen: Mapping[str, Lever]) -> tuple[list[Ca
         for value in _values(lever, recorded.environment)
     }
     changes = [change for change in dict.fromkeys(change for change, _ in values.values()) if change]
-    told = recorded.predict(changes) if changes else {}
+    told = {one.change: one for one in recorded.predict(changes)} if changes else {}
     found = [
         _candidate(name, chosen[name], value, told.get(change), recorded.shares, is_bound=is_bound)
         for (name, value), (change, is_bound) in values.items()

@@ -189,9 +189,7 @@ def _recorded(directory: Path, first: Sequence[Result]) -> Recorded:
     for one in run.causes:
         shares[one.cause] = max(one.share, shares.get(one.cause, 0.0))
     environment = {**os.environ, **{name: str(value) for name, value in point.job.env.items() if value is not None}}
-    return Recorded(
-        training, shares, lambda changes: {one.change: one for one in predictions_of(traces, changes)}, environment
-    )
+    return Recorded(training, shares, lambda changes: predictions_of(traces, changes), environment)
 
 
 def _knobs(tried: Sequence[Candidate]) -> tuple[Knob, ...]:
