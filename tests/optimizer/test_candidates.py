@@ -35,10 +35,8 @@ def found(
     status: Status = "predicted",
     environment: Mapping[str, str] | None = None,
 ) -> tuple[dict[str, Candidate], dict[str, str]]:
-    def predict(changes: Sequence[str]) -> dict[str, Prediction]:
-        return {
-            change: predicted(change, time, status) for change, time in (times_us or {}).items() if change in changes
-        }
+    def predict(changes: Sequence[str]) -> list[Prediction]:
+        return [predicted(change, time, status) for change, time in (times_us or {}).items() if change in changes]
 
     recorded = Recorded(training, shares or {"issued_late": 0.2}, predict, environment or {})
     tried, left_out = candidates(recorded, dict(chosen_levers(names or None)))
