@@ -1,8 +1,8 @@
 """`overlap-sweep optimize` on a real training, whose pauses are levers of a package of their own."""
 
 import os
+import shlex
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -11,76 +11,14 @@ import msgspec
 import pytest
 
 import overlap_sweep
-from overlap_sweep import levers
 from overlap_sweep.optimizer.answer import Answer
 from overlap_sweep.optimizer.record import OptimizeRecord
-from overlap_sweep.program import environment_with_package
-
-TRAIN = """
-import os, time, torch
-torch.set_num_threads(1)
-torch.manual_seed(0)
-model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4)))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for step in range(10**6):
-    optimizer.zero_grad()
-    loss = model(torch.randn(8, 64)).square().mean()
-    loss.backward()
-    time.sleep(float(os.environ.get("A_MS", "30")) / 1e3)
-    optimizer.step()
-"""
-LEVERS = """
-test.a_ms: {what: a pause, values: [90, 10], results: exact, environment: A_MS}
-test.b_ms: {what: nothing, values: [1], results: rounding, environment: B_MS}
-test.lr:
-  what: another learning rate
-  values: [0.2]
-  kind: number
-  results: exact
-  constructor: {of: ["torch.optim.sgd:SGD"], argument: lr}
-  overrides: true
-  write: SGD(parameters, lr={value})
-test.workers:
-  what: workers of what the training does not have
-  values: [2, 3]
-  results: exact
-  constructor: {of: ["torch.utils.data.dataloader:DataLoader"], argument: num_workers}
-  write: DataLoader(num_workers={value})
-"""
-QUICK = ("runtime.device=cpu", "search.repeats=2", "job.skip_steps=2", "job.steps=6", "job.profile_steps=1")
-
-
-@pytest.fixture
-def training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The command of a training, in whose processes those levers are known."""
-    package = tmp_path / "package"
-    (package / "more_levers-1.0.dist-info").mkdir(parents=True)
-    (package / "more_levers-1.0.dist-info" / "METADATA").write_text("Name: more-levers\nVersion: 1.0\n")
-    (package / "more_levers-1.0.dist-info" / "entry_points.txt").write_text(
-        f"[{levers.GROUP}]\ntest = more_levers:path\n"
-    )
-    (package / "more_levers.py").write_text(f"def path(): return {str(package / 'levers.yaml')!r}\n")
-    (package / "levers.yaml").write_text(LEVERS)
-    monkeypatch.setenv("PYTHONPATH", str(package))
-    (tmp_path / "train.py").write_text(TRAIN)
-    return [sys.executable, str(tmp_path / "train.py")]
-
-
-def optimizing(folder: Path, training: list[str], *options: str) -> subprocess.Popen[str]:
-    words = ["optimize", "--levers=test", "--output=found", *options, *QUICK, "--", *training]
-    return subprocess.Popen(
-        [sys.executable, "-m", "overlap_sweep", *words],
-        cwd=folder,
-        env=environment_with_package(os.environ | {"COLUMNS": "120"}),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+from tests.optimizer.training import optimizing
 
 
 @pytest.mark.end_to_end
-def test_what_helps_is_found_proven_and_said(tmp_path: Path, training: list[str]) -> None:
-    with optimizing(tmp_path, training, "--format=json", "--fail-if", "gain < 0.9") as process:
+def test_what_helps_is_found_proven_and_said(tmp_path: Path) -> None:
+    with optimizing(tmp_path, "--format=json", "--fail-if", "gain < 0.9") as process:
         stdout, stderr = process.communicate(timeout=400)
     assert process.returncode == 3, stderr
     answer = msgspec.json.decode(stdout, type=Answer)
@@ -88,7 +26,7 @@ def test_what_helps_is_found_proven_and_said(tmp_path: Path, training: list[str]
     assert answer.settings == {"test.a_ms": 10}
     assert answer.proven
     assert 0.2 < answer.low < answer.gain < answer.high < 0.9
-    assert answer.lines == [f"run: A_MS=10 {' '.join(training)}"]
+    assert answer.lines == [f"run: A_MS=10 {shlex.quote(sys.executable)} train.py"]
     assert answer.results == "equal"
     by_settings = {tuple(one.settings.items()): one for one in answer.trials}
     assert by_settings[()].runs >= 5
@@ -105,8 +43,8 @@ def test_what_helps_is_found_proven_and_said(tmp_path: Path, training: list[str]
 
 
 @pytest.mark.faults
-def test_ctrl_c_ends_with_the_best_so_far_and_resume_goes_on(tmp_path: Path, training: list[str]) -> None:
-    with optimizing(tmp_path, training) as process:
+def test_ctrl_c_ends_with_the_best_so_far_and_resume_goes_on(tmp_path: Path) -> None:
+    with optimizing(tmp_path) as process:
         record = tmp_path / "found" / OptimizeRecord.FILE
         deadline = time.monotonic() + 120
         while not record.exists() and time.monotonic() < deadline:
@@ -118,7 +56,7 @@ def test_ctrl_c_ends_with_the_best_so_far_and_resume_goes_on(tmp_path: Path, tra
     before = {path.parent.name for path in (tmp_path / "found").glob("*/result.json")}
     assert len(before) >= 2
 
-    with optimizing(tmp_path, training, "--resume", "--runs=4") as process:
+    with optimizing(tmp_path, "--resume", "--runs=4") as process:
         stdout, stderr = process.communicate(timeout=200)
     assert process.returncode == 0, stderr
     assert "search.max_points=4 is used up" in stdout

@@ -4,10 +4,13 @@ import shlex
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from overlap_sweep.optimizer.answer import Answer
 from overlap_sweep.results.records import KnobRecord
 from overlap_sweep.workloads.job.result import JobRun
+from tests.optimizer.training import optimizing
 from tests.slurm.cluster import Slurm
 from tests.sweeps import Launch, wait_for
 
@@ -50,3 +53,11 @@ def test_a_command_runs_in_slurms_jobs_and_can_be_searched_there(slurm: Slurm, t
     assert done.returncode == 0, done.stdout + done.stderr
     (found,) = KnobRecord.read(search.directory / KnobRecord.FILE).searches
     assert found.best == {"+job.values.ms": "7"}
+
+
+def test_a_command_is_optimized_in_slurms_jobs(slurm: Slurm, tmp_path: Path) -> None:
+    through = ("hydra/launcher=slurm", "hydra.launcher.poll_s=0.5")
+    with optimizing(tmp_path, "--format=json", *through, environment=slurm.environment) as process:
+        stdout, stderr = process.communicate(timeout=300)
+    assert process.returncode == 0, stderr
+    assert msgspec.json.decode(stdout, type=Answer).settings == {"test.a_ms": 10}, stderr
