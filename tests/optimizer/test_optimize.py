@@ -64,7 +64,7 @@ def test_ctrl_c_ends_with_the_best_so_far_and_resume_goes_on(tmp_path: Path) -> 
     assert not [
         line for line in stderr.splitlines() if "] ok " in line and line.split()[2] in before and "[kept]" not in line
     ]
-    assert len(list((tmp_path / "found").glob("*/result.json"))) in (4, 5)
+    assert len(list((tmp_path / "found").glob("*/result.json"))) > len(before)
 
 
 @pytest.mark.end_to_end
