@@ -25,7 +25,6 @@ from statistics import median, quantiles
 from typing import Any
 
 import torch
-import yaml
 
 from causes.pairs import Pair, pairs_of
 from causes.recording import process_group, profiled_steps, settle, timed_steps, warm
@@ -63,7 +62,7 @@ def main() -> int:
         own = [each for each in pairs if environment in (each.before.environment, each.after.environment)]
         launch(given, environment, own)
     entries = [entry for each in pairs for entry in entries_of(each, traces)]
-    (given.out / "pairs.yaml").write_text(yaml.safe_dump(entries, sort_keys=False, width=1000))
+    (given.out / "pairs.yaml").write_text("".join(f"- {json.dumps(entry)}\n" for entry in entries))
     print(f"{len(pairs)} pairs, {len(entries)} predictions to make; took {time.monotonic() - started:.0f} s")
     return 0
 

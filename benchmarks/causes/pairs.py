@@ -62,7 +62,7 @@ def pairs_of(device: str) -> list[Pair]:
         )
         found.append(Pair(one, other, change, back))
 
-    small, medium, large = (10, 50, 100) if cuda else (0.5, 1, 4)
+    small, medium, large = (10, 50, 400) if cuda else (0.5, 1, 4)
     bucket, one = "ddp.bucket_cap_mb=", {"mb": 10_000}
     add("ddp_buckets", ddp_transformer, {"mb": small}, {"mb": large}, f"{bucket}{large}", f"{bucket}{small}")
     add("ddp_one_bucket", ddp_funnel, one, {"mb": medium}, f"{bucket}{medium}", f"{bucket}10000")
