@@ -135,7 +135,7 @@ def replay_errors(folder: Path, kind: str = "*") -> dict[str, float]:
         for own in sorted(directory.iterdir()):
             graph = graph_of(own) if own.is_dir() else None
             if graph and graph.steps:
-                found[f"{directory.name}/{own.name}"] = replay_error(graph)
+                found[f"{archive.parent.name}/{directory.name}/{own.name}"] = replay_error(graph)
     return found
 
 

@@ -83,9 +83,11 @@ def launch(given: argparse.Namespace, environment: dict[str, str], pairs: Sequen
         begun = record_causes.begun(traces)
         if process.returncode == 0 and not hung:
             return
-        last = max((place for place, name in enumerate(remaining) if name in begun), default=0)
-        print(f"{remaining[last]}: {'no progress' if hung else f'exit status {process.returncode}'}", flush=True)
-        remaining = remaining[last + 1 :]
+        attempted = [name for name in remaining if name in begun]
+        failed = attempted[-1] if attempted else "start"
+        print(f"{failed}: {'no progress' if hung else f'exit status {process.returncode}'}", flush=True)
+        # What does not even start will not the next time.
+        remaining = remaining[remaining.index(failed) + 1 :] if attempted else []
 
 
 def record_here(traces: Path, device: str, pairs: Sequence[Pair]) -> None:
