@@ -13,7 +13,7 @@ from statistics import median
 
 import msgspec
 
-from benchmarks.predictions_table import graph_of, unpacked
+from benchmarks.predictions_table import DATA, graph_of, unpacked
 from overlap_sweep.predict.calibration import Calibration, RateSeen, SlowdownSeen, fitted
 from overlap_sweep.predict.changes.blocks import kernels_of, with_blocks
 from overlap_sweep.predict.graph import StepGraph
@@ -65,7 +65,7 @@ def _slowdowns(folder: Path) -> Iterator[SlowdownSeen]:
 def _graphs(folder: Path, recordings: dict[str, tuple[str, ...]]) -> Iterator[tuple[str, StepGraph]]:
     for archive, names in recordings.items():
         for name in names:
-            graph = graph_of(unpacked(folder, archive) / name)
+            graph = graph_of(unpacked(folder, DATA / archive) / name)
             assert graph is not None
             yield f"{archive}/{name}", graph
 

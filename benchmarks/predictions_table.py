@@ -1,10 +1,11 @@
 """Prints as Markdown what `predict` says of the recordings in tests/data/predictions.yaml, and what was measured.
 
-    python benchmarks/predictions_table.py
+    python benchmarks/predictions_table.py [OUT]
 
 Pairs whose change was timed in turns with the recorded program, without the profiler, are compared with these times:
 the predicted time is scaled by what recording costs. Below the table: how wide intervals must be at least, and the
 error of replaying each recording as it is.
+OUT: what record_pairs.py wrote, instead of tests/data/predictions.yaml.
 """
 
 import json
@@ -40,6 +41,7 @@ class Judged(NamedTuple):
     """What the interval has at least on each side."""
     deviation_us: float
     """Standard deviation of the recorded steps."""
+    on_device: bool
 
     @property
     def scale(self) -> float:
@@ -62,8 +64,8 @@ class Judged(NamedTuple):
 
     @property
     def is_sign_right(self) -> bool | None:
-        """Returns None if the times differ by less than SAME."""
-        if abs(self.gained_ms) < SAME * self.before_ms:
+        """Returns None if the times differ by less than SAME, or than their noise."""
+        if abs(self.gained_ms) < max(SAME, self.pair.get("noise", 0.0)) * self.before_ms:
             return None
         return (self.prediction.gain_us or 0.0) * self.gained_ms > 0
 
@@ -86,10 +88,17 @@ class Judged(NamedTuple):
 
 
 def main() -> None:
+    out = Path(sys.argv[1]) if sys.argv[1:] else None
     with tempfile.TemporaryDirectory() as folder:
-        judged = judged_pairs(Path(folder))
-        print(*pairs_table(judged), "", widths_line(judged), sep="\n")
-        errors = replay_errors(Path(folder))
+        if out:
+            judged = judged_pairs(Path(folder), out / "pairs.yaml")
+            print(*pairs_table(judged), sep="\n")
+            replayed = {path.name: graph_of(path) for path in sorted((out / "traces").iterdir()) if path.is_dir()}
+            errors = {name: replay_error(graph) for name, graph in replayed.items() if graph and graph.steps}
+        else:
+            judged = judged_pairs(Path(folder))
+            print(*pairs_table(judged), "", widths_line(judged), sep="\n")
+            errors = replay_errors(Path(folder))
         sizes = sorted(map(abs, errors.values()))
         print()
         print(
@@ -98,44 +107,52 @@ def main() -> None:
         )
 
 
-def judged_pairs(folder: Path) -> list[Judged]:
-    """Returns the predictions for all pairs. The recordings are unpacked into the folder."""
+def judged_pairs(folder: Path, listed: Path = DATA / "predictions.yaml") -> list[Judged]:
+    """Returns the predictions for all listed pairs. Archives beside the list are unpacked into the folder."""
     found = []
-    for pair in yaml.safe_load((DATA / "predictions.yaml").read_text()):
-        directory = unpacked(folder, pair["recordings"])
+    for pair in yaml.safe_load(listed.read_text()):
+        directory = unpacked(folder, listed.parent / pair["recordings"])
         graph = graph_of(directory / pair["before"])
         assert graph is not None
         (prediction,) = predict(graph, [pair["change"]])
         widths_us = half_width_us(graph), half_width_us(graph, 0.0)
-        found.append(Judged(pair, prediction, *measured_ms(directory, pair, graph), *widths_us))
+        found.append(Judged(pair, prediction, *measured_ms(directory, pair, graph), *widths_us, graph.on_device))
     return found
 
 
 def pairs_table(judged: list[Judged]) -> list[str]:
+    timed = any("noise" in one.pair for one in judged)
     lines = [
-        "| recorded | change | step, ms | predicted, ms | interval | measured, ms | error | in interval |",
-        "|---|---|---|---|---|---|---|---|",
+        "| recorded | change | step, ms | predicted, ms | interval | measured, ms | error | in interval |"
+        + " sign | noise |" * timed,
+        "|---|---|---|---|---|---|---|---|" + "---|---|" * timed,
     ]
     for one in judged:
         found = one.prediction
         start = f"| {one.pair['before']} | `{found.change}` | {one.before_ms:.2f} |"
         if found.predicted_us is None or one.error is None:
-            lines.append(f"{start} {found.status}: {found.reason.partition(', ')[0]} | | {one.after_ms:.2f} | | |")
+            end = f" | {one.pair['noise']:.1%} |" if timed else ""
+            lines.append(f"{start} {found.status}: {found.reason.partition(', ')[0]} | | {one.after_ms:.2f} | | |{end}")
             continue
         predicted, low, high = ((time or 0.0) * one.scale for time in (found.predicted_us, found.low_us, found.high_us))
         inside = "yes" if one.is_within else "no"
         interval = f"{low:.2f} to {high:.2f}"
-        lines.append(f"{start} {predicted:.2f} | {interval} | {one.after_ms:.2f} | {one.error:+.1%} | {inside} |")
+        sign = {True: "right", False: "wrong", None: "same"}[one.is_sign_right]
+        end = f" {sign} | {one.pair['noise']:.1%} |" if timed else ""
+        lines.append(f"{start} {predicted:.2f} | {interval} | {one.after_ms:.2f} | {one.error:+.1%} | {inside} |{end}")
     lines.append("")
-    for device, is_gloo in (("GPU", False), ("gloo", True)):
-        own = [one for one in judged if ("gloo" in one.pair["recordings"]) is is_gloo and one.error is not None]
+    for device, on_device in (("GPU", True), ("gloo", False)):
+        own = [one for one in judged if one.on_device is on_device and one.error is not None]
+        if not own:
+            continue
         errors = [abs(one.error or 0.0) for one in own]
         signs = [one.is_sign_right for one in own if one.is_sign_right is not None]
         claims = [one.is_claim_right for one in own if one.is_claim_right is not None]
         lines.append(
             f"{device}: {len(own)} pairs, error {median(errors):.1%} in the median, {max(errors):.1%} at most; "
             f"{sum(one.is_within for one in own)} in the interval; sign right in {sum(signs)} of {len(signs)} that "
-            f"differ by {SAME:.0%} or more; of {len(claims)} whose interval leaves no doubt of it in {sum(claims)}."
+            f"differ by {SAME:.0%} or more{', and by more than their noise' * timed}; of {len(claims)} whose interval "
+            f"leaves no doubt of it in {sum(claims)}."
         )
     return lines
 
@@ -173,18 +190,21 @@ def replay_errors(folder: Path, kind: str = "*") -> dict[str, float]:
     """Returns by what share the replay of each recording differs from it. `kind`: folder below tests/data."""
     found = {}
     for archive in sorted(DATA.glob(f"{kind}/*.tar.xz")):
-        directory = unpacked(folder, f"{archive.parent.name}/{archive.name.removesuffix('.tar.xz')}")
+        directory = unpacked(folder, archive.with_name(archive.name.removesuffix(".tar.xz")))
         for own in sorted(directory.iterdir()):
             graph = graph_of(own) if own.is_dir() else None
             if graph and graph.steps:
-                found[f"{directory.name}/{own.name}"] = replay_error(graph)
+                found[f"{archive.parent.name}/{directory.name}/{own.name}"] = replay_error(graph)
     return found
 
 
 @cache
-def unpacked(folder: Path, recordings: str) -> Path:
-    directory = folder / recordings
-    with tarfile.open(DATA / f"{recordings}.tar.xz") as archive:
+def unpacked(folder: Path, recordings: Path) -> Path:
+    """Returns where they are: here, or unpacked from the archive of that name."""
+    if recordings.is_dir():
+        return recordings
+    directory = folder / recordings.parent.name / recordings.name
+    with tarfile.open(f"{recordings}.tar.xz") as archive:
         archive.extractall(directory, filter="data")
     return directory
 
@@ -197,6 +217,8 @@ def graph_of(directory: Path) -> StepGraph | None:
 
 def measured_ms(directory: Path, pair: dict[str, Any], graph: StepGraph) -> tuple[float, float]:
     """Returns the times before and after the change."""
+    if "measured_ms" in pair:
+        return tuple(pair["measured_ms"])
     if "after" in pair:
         after = graph_of(directory / pair["after"])
         assert after is not None

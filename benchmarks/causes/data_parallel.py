@@ -84,9 +84,11 @@ def ddp_smaller_buckets(job: Job) -> Step:
     return training(ddp(job, blocks(job, sizes), 25 if job.on_gpu else 2), job.random(sizes.tokens, sizes.hidden))
 
 
-def summed_by_hand(job: Job, when: Literal["after_backward", "in_hooks", "in_hooks_async"]) -> Step:
+def summed_by_hand(
+    job: Job, when: Literal["after_backward", "in_hooks", "in_hooks_async"], chosen: tuple[Sizes, Sizes] = MIDDLE
+) -> Step:
     """Data parallelism by hand: an all-reduce of each gradient."""
-    sizes = job.sizes(*MIDDLE)
+    sizes = job.sizes(*chosen)
     model, x, group = blocks(job, sizes), job.random(sizes.tokens, sizes.hidden), job.group("DP")
     optimizer, running = adam(model), []
 

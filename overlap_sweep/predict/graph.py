@@ -95,7 +95,7 @@ class Node:
     ends_step: bool = False
     """Whether it is a wait of the host as programs do to take times."""
     loading_ns: float = 0.0
-    """Part of a launch's delay in which the host waited for the next batch."""
+    """Part of the delay of a launch, or of computation on a CPU, in which the host waited for the next batch."""
     leeway: tuple[float, float] = (1.0, 1.0)
     """Least and most time that it may take, over its duration, where it was not recorded so."""
 
@@ -226,6 +226,9 @@ def _add_rank(
             node.work, node.is_gemm = item.work, bool(facts.work.is_gemm[item.work])
             node.pass_ = _PASSES.get(int(facts.work.pass_[item.work]), "other")
             node.name = facts.names[int(facts.work.signature[item.work])]
+            if before is not None and not facts.on_device:
+                # A CPU computes on the thread that loads; a GPU's host has nodes of its own.
+                node.loading_ns = loading.between(round(nodes[before].recorded_ns[1]) - offset_ns, item.start_ns)
         else:
             assert item.call is not None
             call = facts.calls[item.call]

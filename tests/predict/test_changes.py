@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @cache
 def recorded(folder: Path, archive: str, name: str) -> StepGraph:
     assert (DATA / f"{archive}.tar.xz").exists()
-    found = graph_of(unpacked(folder, archive) / name)
+    found = graph_of(unpacked(folder, DATA / archive) / name)
     assert found is not None
     return found
 

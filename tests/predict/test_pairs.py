@@ -5,7 +5,7 @@ from statistics import median
 
 import pytest
 
-from benchmarks.predictions_table import judged_pairs, replay_errors
+from benchmarks.predictions_table import DATA, judged_pairs, replay_errors
 
 
 @pytest.fixture(scope="module")
@@ -31,3 +31,16 @@ def test_recordings_replay_as_they_are(folder: Path) -> None:
     assert len(errors) > 60
     assert median(map(abs, errors.values())) < 1e-4
     assert max(map(abs, errors.values())) < 0.002
+
+
+@pytest.mark.end_to_end
+def test_predictions_hold_of_programs_that_the_model_was_not_made_on(folder: Path) -> None:
+    """Noise of these times is 5 to 17 %: how close a prediction comes cannot be asked of them."""
+    judged = judged_pairs(folder, DATA / "pairs" / "pairs.yaml")
+    told = [one for one in judged if one.error is not None]
+
+    assert len(told) == len(judged)
+    # On a CPU twice the batch took 1.4 times as long, less than GPUs allow for.
+    assert [one.pair["before"] for one in told if not one.is_within] == ["tp_batch"]
+    assert [one.is_sign_right for one in told if one.is_sign_right is not None] == [True, True, True]
+    assert max(map(abs, replay_errors(folder, "pairs").values())) < 0.001

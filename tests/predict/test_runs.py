@@ -42,7 +42,7 @@ def test_what_is_kept_is_what_was_drawn(traces: list[Path], monkeypatch: pytest.
     assert found.predictions[-1].change == "ddp.hooks=true"
     # A bound gains nearly as much, and of prefetching one module is better than two.
     drawn_changes = [one.change for one in found.pictures]
-    assert drawn_changes == ["fsdp2.reshard_after_forward=false", "fsdp2.prefetch=1", "nccl.min_ctas=32"]
+    assert drawn_changes == ["fsdp2.reshard_after_forward=false", "fsdp2.prefetch=1", "ranks.equal=true"]
     assert len(drawn_changes) == MOST_PICTURES
     told = {one.change: one.predicted_us for one in found.predictions}
     assert [one.step_us for one in found.pictures] == pytest.approx([told[change] for change in drawn_changes])

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from statistics import mean
 
-from overlap_sweep.predict.graph import CannotTell, StepGraph
+from overlap_sweep.diagnosis import NEVER
+from overlap_sweep.predict.graph import CannotTell, Node, StepGraph
 
 
 def without_sync(graph: StepGraph) -> None:
@@ -38,18 +39,27 @@ def ready_batches(graph: StepGraph) -> None:
 
 
 def equal_ranks(graph: StepGraph) -> None:
-    """All ranks compute equally long in each pass, and their hosts take equally long."""
+    """All ranks compute equally long in each pass between the same two collectives, and their hosts take equally
+    long."""
     if graph.ranks < 2:
         raise CannotTell("Only one rank was recorded.")
-    took_ns: dict[tuple[int, str, str], list[float]] = defaultdict(lambda: [0.0] * graph.ranks)
-    chosen = [node for node in graph.nodes if node.kind == "compute" or (node.kind == "launch" and node.after)]
-    for node in chosen:
-        own = took_ns[node.step, node.kind, node.pass_]
-        own[node.rank] += node.duration_ns if node.kind == "compute" else node.delay_ns
-    for node in chosen:
-        own = took_ns[node.step, node.kind, node.pass_]
+    met: dict[tuple[int, int], int] = defaultdict(int)
+    took_ns: dict[_Part, list[float]] = defaultdict(lambda: [0.0] * graph.ranks)
+    chosen: list[tuple[Node, _Part]] = []
+    for node in graph.nodes:
+        met[node.rank, node.step] += node.meeting != NEVER
+        if node.kind == "compute" or (node.kind == "launch" and node.after):
+            part: _Part = (node.step, met[node.rank, node.step], node.kind, node.pass_)
+            chosen.append((node, part))
+            took_ns[part][node.rank] += node.duration_ns if node.kind == "compute" else node.delay_ns
+    for node, part in chosen:
+        own = took_ns[part]
         factor = mean(own) / own[node.rank] if own[node.rank] > 0 else 1.0
         if node.kind == "compute":
             node.duration_ns *= factor
         else:
             node.delay_ns *= factor
+
+
+_Part = tuple[int, int, str, str]
+"""Step, collectives so far that all ranks take part in, kind of node and pass."""
