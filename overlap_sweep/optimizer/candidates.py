@@ -74,6 +74,8 @@ class Recorded:
     training: Training
     shares: Mapping[str, float] = field(default_factory=dict)
     """What fixing each cause could gain at most, as a share of the step; of causes that were found."""
+    advice: str = ""
+    """What the diagnosis advises, which names arguments."""
     predict: Callable[[Sequence[str]], Sequence[Mapping[str, Prediction]]] = lambda changes: ()
     """Returns the predictions for changes of `predict` from each recording, by change."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -97,7 +99,13 @@ def candidates(recorded: Recorded, chosen: Mapping[str, Lever]) -> tuple[list[Ca
         for (name, value), (change, is_bound) in values.items()
         if value != chosen[name].default or _may_set_back(chosen[name], told.get(change))
     ]
-    return sorted(found, key=lambda one: (one.basis == "unknown", -one.gain)), reasons
+
+    def order(one: Candidate) -> tuple[bool, float, bool]:
+        # Of levers that mend the same cause, the one that the evidence speaks for.
+        is_advised = one.lever.rpartition(".")[2] in recorded.advice
+        return one.basis == "unknown", -one.gain, not is_advised
+
+    return sorted(found, key=order), reasons
 
 
 def chosen_levers(wanted: Collection[str] | None) -> Iterator[tuple[str, Lever]]:

@@ -190,14 +190,15 @@ def _recorded(directory: Path, first: Sequence[Result]) -> Recorded:
         override=point.job.levers_override,
     )
     shares: dict[str, float] = {}
-    for one in chain.from_iterable(each.measured_as(JobRun).causes for each in first):
+    causes = [*chain.from_iterable(each.measured_as(JobRun).causes for each in first)]
+    for one in causes:
         shares[one.cause] = max(one.share, shares.get(one.cause, 0.0))
     environment = {**os.environ, **{name: str(value) for name, value in point.job.env.items() if value is not None}}
 
     def predict(changes: Sequence[str]) -> list[Mapping[str, Prediction]]:
         return [predictions_of(traces, changes) for traces in recordings]
 
-    return Recorded(training, shares, predict, environment)
+    return Recorded(training, shares, " ".join(one.advice for one in causes), predict, environment)
 
 
 def _knobs(tried: Sequence[Candidate]) -> tuple[Knob, ...]:

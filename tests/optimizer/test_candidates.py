@@ -35,6 +35,7 @@ def found(
     status: Status = "predicted",
     environment: Mapping[str, str] | None = None,
     recordings: Sequence[Mapping[str, float | None]] = (),
+    advice: str = "",
 ) -> tuple[dict[str, Candidate], dict[str, str]]:
     def predict(changes: Sequence[str]) -> list[dict[str, Prediction]]:
         return [
@@ -42,7 +43,7 @@ def found(
             for times in (times_us or {}, *recordings)
         ]
 
-    recorded = Recorded(training, shares or {"issued_late": 0.2}, predict, environment or {})
+    recorded = Recorded(training, shares or {"issued_late": 0.2}, advice, predict, environment or {})
     tried, left_out = candidates(recorded, dict(chosen_levers(names or None)))
     return {one.name: one for one in tried}, left_out
 
@@ -56,6 +57,13 @@ def test_predicted_gains_come_with_their_interval_the_best_first() -> None:
     assert [*tried][-1] == "ddp.bucket_cap_mb=1"
     # Nothing predicts that the default changes something.
     assert "ddp.bucket_cap_mb=25" not in tried
+
+
+def test_of_levers_for_one_cause_the_advised_comes_first() -> None:
+    loading = Training(libraries={"ddp", "loader"})
+    advice = "Load ahead: DataLoader(num_workers=4, persistent_workers=True)"
+    tried, _ = found("ddp", "loader", training=loading, shares={"host_bound": 0.8}, advice=advice)
+    assert [*tried][:4] == [f"loader.num_workers={number}" for number in (1, 2, 4, 8)]
 
 
 def test_recordings_that_disagree_widen_the_interval() -> None:
