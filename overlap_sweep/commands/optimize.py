@@ -39,7 +39,9 @@ class Format(StrEnum):
 def optimize(
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE ...] -- COMMAND", help="Options of launch; then your own training command."),
+        typer.Argument(
+            metavar="[KEY=VALUE ...] -- COMMAND", help="Options of launch, such as job.steps=10; then your command."
+        ),
     ] = None,
     minutes: Annotated[float, typer.Option(help="Most minutes, the proof included.", min=0.1)] = 30.0,
     runs: Annotated[int | None, typer.Option(help="Most runs of the command.", min=2)] = None,

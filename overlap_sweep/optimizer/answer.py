@@ -156,7 +156,12 @@ def _answer(analysis: Analysis, points: Sequence[Point], record: OptimizeRecord,
 def _sentence(winner: JobRow, gain: Gain, *, seen: str, is_better: bool) -> str:
     if is_better:
         return f"Use {winner.setting}: {gain.in_words(AS_IT_IS)}, proven in runs that took turns."
-    return f"Keep the command as it is: nothing that was tried is faster beyond the noise.{seen}"
+    if seen:
+        return f"Keep the command as it is until more is proven:{seen} Go on with --resume and more --minutes."
+    noise = as_percent(winner.step.noise_us / winner.time_us)
+    return (
+        f"Keep the command as it is: nothing that was tried is faster beyond the noise. Its time is known to ± {noise}."
+    )
 
 
 def _not_proven(best: dict[str, str], gain: Gain | None) -> str:
@@ -261,9 +266,10 @@ def _still_exposed(exposed: Sequence[Exposed]) -> str:
 
 
 def _of_cause(one: Exposed) -> str:
-    where = f" in {one.where}" if one.where else ""
+    where = f" in {one.where.removeprefix('in ')}" if one.where else ""
     found = f"{one.cause} {as_percent(one.share)}{where}"
-    if one.gain_us is None or one.low_us is None or one.high_us is None:
+    # A gain that may be none is no advice.
+    if one.gain_us is None or one.low_us is None or one.high_us is None or one.low_us <= 0:
         advice, _, _ = one.advice.partition(". ")
         return f"{found}{f' (try: {advice})' if advice else ''}"
     low, high = (f"{us / 1000:.1f}" for us in (one.low_us, one.high_us))

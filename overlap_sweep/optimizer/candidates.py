@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -72,8 +73,10 @@ class Recorded:
     training: Training
     shares: Mapping[str, float] = field(default_factory=dict)
     """What fixing each cause could gain at most, as a share of the step; of causes that were found."""
-    predict: Callable[[Sequence[str]], Sequence[Prediction]] = lambda changes: []
-    """Returns the predictions for changes of `predict`."""
+    advice: str = ""
+    """What the diagnosis advises, which names arguments."""
+    predict: Callable[[Sequence[str]], Sequence[Prediction]] = lambda changes: ()
+    """Returns the predictions for changes of `predict` from each recording."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that the command is started with."""
 
@@ -89,12 +92,19 @@ def candidates(recorded: Recorded, chosen: Mapping[str, Lever]) -> tuple[list[Ca
         for value in _values(lever, recorded.environment)
     }
     changes = [change for change in dict.fromkeys(change for change, _ in values.values()) if change]
-    told = {one.change: one for one in recorded.predict(changes)} if changes else {}
+    told = _pooled(recorded.predict(changes) if changes else ())
     found = [
-        _candidate(name, chosen[name], value, told.get(change), recorded.shares, is_bound=is_bound)
+        _candidate(name, chosen[name], value, change, told.get(change), recorded.shares, is_bound=is_bound)
         for (name, value), (change, is_bound) in values.items()
+        if value != chosen[name].default or _may_set_back(chosen[name], told.get(change))
     ]
-    return sorted(found, key=lambda one: (one.basis == "unknown", -one.gain)), reasons
+
+    def order(one: Candidate) -> tuple[bool, float, bool]:
+        # Of levers that mend the same cause, the one that the evidence speaks for.
+        is_advised = one.lever.rpartition(".")[2] in recorded.advice
+        return one.basis == "unknown", -one.gain, not is_advised
+
+    return sorted(found, key=order), reasons
 
 
 def chosen_levers(wanted: Collection[str] | None) -> Iterator[tuple[str, Lever]]:
@@ -123,11 +133,17 @@ def _not_here(name: str, lever: Lever, recorded: Recorded) -> str:
 def _values(lever: Lever, environment: Mapping[str, str]) -> Iterator[Value]:
     """Yields the values that change something: those of single process groups are for who knows their names."""
     now = environment.get(lever.environment) if lever.environment else None
-    usual = None if lever.default is None else lever.assigned(lever.default)
     for value in lever.values:
         of_one_group = lever.pattern and isinstance(value, str) and ":" in value
-        if lever.assigned(value) != (now or usual) and not of_one_group:
+        is_set = lever.assigned(value) == now if now else lever.environment and value == lever.default
+        if not is_set and not of_one_group:
             yield value
+
+
+def _may_set_back(lever: Lever, told: _Pooled | None) -> bool:
+    """Returns whether the default is worth a trial, since the training may have something else: a variable, what is
+    there to replace what a script gives, or what is predicted."""
+    return bool(lever.environment) or lever.overrides or (lever.constructor is not None and told is not None)
 
 
 def _change(name: str, lever: Lever, value: Value) -> tuple[str, bool]:
@@ -141,17 +157,51 @@ def _change(name: str, lever: Lever, value: Value) -> tuple[str, bool]:
     return (f"{name}={text}", False) if name in CHANGES else ("", False)
 
 
+@dataclass(frozen=True)
+class _Pooled:
+    """What several recordings predict of a change, in shares of the step's time."""
+
+    gain: float
+    low: float
+    high: float
+    is_bound: bool
+
+
+def _pooled(several: Iterable[Prediction]) -> dict[str, _Pooled]:
+    """Returns the mean gain of each change that can be predicted, between the lowest and the highest of all
+    recordings: on a busy machine two of the same command may disagree by more than each says of itself."""
+    found: dict[str, list[_Pooled]] = {}
+    for one in several:
+        if one.gain_us is not None and one.low_us is not None and one.high_us is not None:
+            low, high = (1 - time_us / one.step_us for time_us in (one.high_us, one.low_us))
+            shares = _Pooled(one.gain_us / one.step_us, low, high, one.status == "bound")
+            found.setdefault(one.change, []).append(shares)
+    return {
+        change: _Pooled(
+            fmean(one.gain for one in ones),
+            min(one.low for one in ones),
+            max(one.high for one in ones),
+            ones[0].is_bound,
+        )
+        for change, ones in found.items()
+    }
+
+
 def _candidate(
-    name: str, lever: Lever, value: Value, told: Prediction | None, shares: Mapping[str, float], *, is_bound: bool
+    name: str,
+    lever: Lever,
+    value: Value,
+    change: str,
+    told: _Pooled | None,
+    shares: Mapping[str, float],
+    *,
+    is_bound: bool,
 ) -> Candidate:
     needs = _ALLOWED[lever.results]
-    if told and told.gain_us is not None and told.low_us is not None and told.high_us is not None:
-        gain, low, high = (
-            1 - time_us / told.step_us for time_us in (told.step_us - told.gain_us, told.high_us, told.low_us)
-        )
-        if is_bound or told.status == "bound":
-            return Candidate(name, value, needs, "bound", OF_BOUND * gain, low, max(high, 0.0), told.change)
-        return Candidate(name, value, needs, "predicted", gain, low, high, told.change)
+    if told:
+        if is_bound or told.is_bound:
+            return Candidate(name, value, needs, "bound", OF_BOUND * told.gain, told.low, max(told.high, 0.0), change)
+        return Candidate(name, value, needs, "predicted", told.gain, told.low, told.high, change)
     found = {cause: shares[cause] for cause in lever.causes if cause in shares}
     if not found:
         return Candidate(name, value, needs, "unknown", 0.0, 0.0, 0.0, "")

@@ -13,7 +13,9 @@ import math
 import os
 from collections.abc import Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from overlap_sweep import workloads
 from overlap_sweep.errors import UsageError, UserError
@@ -39,6 +41,9 @@ from overlap_sweep.search.measured import Measurements, SearchInputs
 from overlap_sweep.search.prior import Prior
 from overlap_sweep.workloads.job.config import Optimize, Resolved
 from overlap_sweep.workloads.job.result import JobRun
+
+if TYPE_CHECKING:
+    from overlap_sweep.predict.predictions import Prediction
 
 FIRST_RUNS = 2
 """Runs of the command as it is before anything else: by two its noise is known, and whether it repeats its results."""
@@ -165,18 +170,17 @@ def _runs(space: KnobSpace, measurements: Measurements) -> list[Result]:
 
 
 def _recorded(directory: Path, first: Sequence[Result]) -> Recorded:
-    """Returns what the first run says of the training."""
+    """Returns what the first runs say of the training."""
     # Imported here, because numpy is only needed to read traces.
     from overlap_sweep.diagnosis.runs import read_ranks
     from overlap_sweep.predict.runs import predictions_of
 
-    result = first[0]
-    point, run = result.point_as(Resolved), result.measured_as(JobRun)
+    point = first[0].point_as(Resolved)
     command = workloads.of(point).users_command
     assert command
     mine = command(point)
-    traces = [directory / result.name / name for name in result.traces]
-    facts = [one.facts for one in read_ranks(traces[:1]).values() if one.facts]
+    recordings = [[directory / one.name / name for name in one.traces] for one in first]
+    facts = [one.facts for one in read_ranks(recordings[0][:1]).values() if one.facts]
     training = Training(
         libraries=facts[0].libraries if facts else None,
         words=mine.words,
@@ -186,10 +190,15 @@ def _recorded(directory: Path, first: Sequence[Result]) -> Recorded:
         override=point.job.levers_override,
     )
     shares: dict[str, float] = {}
-    for one in run.causes:
+    causes = [*chain.from_iterable(each.measured_as(JobRun).causes for each in first)]
+    for one in causes:
         shares[one.cause] = max(one.share, shares.get(one.cause, 0.0))
     environment = {**os.environ, **{name: str(value) for name, value in point.job.env.items() if value is not None}}
-    return Recorded(training, shares, lambda changes: predictions_of(traces, changes), environment)
+
+    def predict(changes: Sequence[str]) -> list[Prediction]:
+        return [one for traces in recordings for one in predictions_of(traces, changes)]
+
+    return Recorded(training, shares, " ".join(one.advice for one in causes), predict, environment)
 
 
 def _knobs(tried: Sequence[Candidate]) -> tuple[Knob, ...]:

@@ -34,11 +34,18 @@ def found(
     times_us: Mapping[str, float | None] | None = None,
     status: Status = "predicted",
     environment: Mapping[str, str] | None = None,
+    recordings: Sequence[Mapping[str, float | None]] = (),
+    advice: str = "",
 ) -> tuple[dict[str, Candidate], dict[str, str]]:
     def predict(changes: Sequence[str]) -> list[Prediction]:
-        return [predicted(change, time, status) for change, time in (times_us or {}).items() if change in changes]
+        return [
+            predicted(change, time, status)
+            for times in (times_us or {}, *recordings)
+            for change, time in times.items()
+            if change in changes
+        ]
 
-    recorded = Recorded(training, shares or {"issued_late": 0.2}, predict, environment or {})
+    recorded = Recorded(training, shares or {"issued_late": 0.2}, advice, predict, environment or {})
     tried, left_out = candidates(recorded, dict(chosen_levers(names or None)))
     return {one.name: one for one in tried}, left_out
 
@@ -50,8 +57,30 @@ def test_predicted_gains_come_with_their_interval_the_best_first() -> None:
     assert (four.gain, four.low, four.high) == pytest.approx((0.1, 0.05, 0.15))
     assert (four.in_words, one.in_words) == ("10.0% faster (5.0 to 15.0)", "8.0% slower (3.0 to 13.0)")
     assert [*tried][-1] == "ddp.bucket_cap_mb=1"
-    # The default changes nothing.
+    # Nothing predicts that the default changes something.
     assert "ddp.bucket_cap_mb=25" not in tried
+
+
+def test_of_levers_for_one_cause_the_advised_comes_first() -> None:
+    loading = Training(libraries={"ddp", "loader"})
+    advice = "Load ahead: DataLoader(num_workers=4, persistent_workers=True)"
+    tried, _ = found("ddp", "loader", training=loading, shares={"host_bound": 0.8}, advice=advice)
+    assert [*tried][:4] == [f"loader.num_workers={number}" for number in (1, 2, 4, 8)]
+
+
+def test_recordings_that_disagree_widen_the_interval() -> None:
+    once, again = {"ddp.bucket_cap_mb=4": 190.0}, {"ddp.bucket_cap_mb=4": 90.0}
+    tried, _ = found("ddp.bucket_cap_mb", times_us=once, recordings=[again])
+    four = tried["ddp.bucket_cap_mb=4"]
+    assert (four.gain, four.low, four.high) == pytest.approx((-0.4, -0.95, 0.15))
+
+
+def test_what_a_script_may_have_changed_can_be_set_back_to_the_default() -> None:
+    tried, _ = found("ddp", shares={"issued_late": 0.2, "host_bound": 0.1}, times_us={"ddp.bucket_cap_mb=25": 80.0})
+    assert tried["ddp.bucket_cap_mb=25"].gain == pytest.approx(0.2)
+    assert "ddp.find_unused_parameters=false" in tried
+    # Nothing says that the first bucket is another one.
+    assert "ddp.first_bucket_mb=1" not in tried
 
 
 def test_without_a_prediction_the_cause_that_it_mends_is_a_bound() -> None:
