@@ -1,6 +1,6 @@
 """Lets `overlap-sweep optimize` loose on small trainings, and tries all that it could have tried, on a CPU with gloo:
 
-    python benchmarks/optimize_clients.py OUT [--only CLIENT,...] [--minutes 5] [--allow rounding] [--no-sweep]
+    python benchmarks/optimize_clients.py OUT [--only CLIENT,...]
 
 A sweep by launch tries the same values of levers, each alone and in three runs that take turns, then all pairs of what
 helped. A table says how far what optimize chose is from the best of it, by the sweep's own times: the regret. Clients
@@ -14,6 +14,7 @@ import json
 import math
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from textwrap import indent
 
@@ -24,15 +25,14 @@ from overlap_sweep.hydra_adapter.overrides import override_value
 from overlap_sweep.levers import OPTION
 from overlap_sweep.levers.programs import text
 from overlap_sweep.optimizer.answer import Answer
-from overlap_sweep.optimizer.candidates import allowed
+from overlap_sweep.optimizer.candidates import Allowed, allowed
 from overlap_sweep.optimizer.record import OptimizeRecord
 
 REPETITIONS = range(3)
 QUICK = ["runtime.device=cpu", "job.skip_steps=2", "job.steps=8", "job.profile_steps=2"]
 
 HEAD = """
-import time, torch, torch.distributed as dist
-from torch import nn
+import time, torch, torch.distributed as dist, torch.nn as nn
 from torch.utils.data import DataLoader
 torch.manual_seed(0)
 def model(width, layers):
@@ -106,6 +106,7 @@ def main() -> int:
     parser.add_argument("--only", default=",".join(CLIENTS))
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--allow", default="rounding")
+    parser.add_argument("--levers", nargs="*", default=[], help="only these levers or families")
     parser.add_argument("--no-sweep", action="store_true", help="only optimize")
     given = parser.parse_args()
     rows = []
@@ -120,7 +121,7 @@ def main() -> int:
         # A spawned process, such as a loader's worker, imports the script again.
         script.write_text(f"{HEAD}if __name__ == '__main__':\n{indent(body, '    ')}\n")
         command = f"{start} {script} {arguments}".strip()
-        answer = optimized(folder / given.allow, command, given.minutes, given.allow)
+        answer = optimized(folder / given.allow, command, given.minutes, given.allow, given.levers)
         times = {} if given.no_sweep else swept(folder, given.allow, command)
         rows.append(f"| {name} | {given.allow} | {in_cells(answer, times)} |")
     print("| client | allow | as it is ms | says | predicted | minutes, runs | best of the sweep | regret |")
@@ -128,18 +129,18 @@ def main() -> int:
     return 0
 
 
-def optimized(folder: Path, command: str, minutes: float, allow: str) -> Answer:
+def optimized(folder: Path, command: str, minutes: float, allow: Allowed, levers: Sequence[str]) -> Answer:
     saved = folder.with_suffix(".json")
     if not saved.exists():
-        answer = optimize(command, minutes=minutes, allow=allow, output_dir=folder, overrides=QUICK)  # type: ignore[arg-type]
+        answer = optimize(command, minutes=minutes, allow=allow, levers=levers, output_dir=folder, overrides=QUICK)
         saved.write_bytes(msgspec.json.format(msgspec.json.encode(answer)))
     return msgspec.json.decode(saved.read_bytes(), type=Answer)
 
 
-def swept(folder: Path, allow: str, command: str) -> Times:
+def swept(folder: Path, allow: Allowed, command: str) -> Times:
     """Measures each candidate alone, then the pairs of those that were faster beyond the noise."""
     record = OptimizeRecord.read(folder / allow / OptimizeRecord.FILE)
-    tried = [one for one in record.candidates if allowed(one.needs, allow)]  # type: ignore[arg-type]
+    tried = [one for one in record.candidates if allowed(one.needs, allow)]
     sweep = folder / f"sweep_{allow}"
     # By repetition first, so that runs of a setting are spread over the whole time.
     for repetition in REPETITIONS:
@@ -156,7 +157,6 @@ def swept(folder: Path, allow: str, command: str) -> Times:
 
 
 def launch(sweep: Path, command: str, *more: str) -> None:
-    """Measures into the sweep's folder."""
     ranks = 2 if command.startswith(TORCHRUN) else 1
     options = ["workload=job", f"job.ranks={ranks}", f"job.command={override_value(command)}"]
     call = [sys.executable, "launch.py", "-m", *options, "job.levers_override=true", *QUICK, *more]

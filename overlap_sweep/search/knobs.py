@@ -111,7 +111,9 @@ def _best_first(trail: KnobTrail, prior: Prior, effort: Search, origin: Setting,
     yield from trail.measure_again([origin] * (effort.repeats - len(trail.found.of[origin])))
     change_of = {setting: next(iter(trail.changed(setting, origin).items())) for setting in changes}
     left = [setting for setting in changes if setting not in trail.found.of]
-    while left and not trail.cut:
+    # What helps is worth nothing unproven: joint settings and the proof get the last of the budget.
+    for_proof = 4 * effort.repeats
+    while left and not trail.cut and (trail.best == trail.baseline or trail.room() >= for_proof):
         setting = max(left, key=lambda one: prior.gain(change_of[one]))
         left.remove(setting)
         change = change_of[setting]

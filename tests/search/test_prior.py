@@ -82,3 +82,20 @@ def test_of_a_knob_that_cannot_be_changed_one_value_is_tried() -> None:
 
     conduct(search(trail, Search()), lambda wanted: [answer(setting) for setting in wanted])
     assert [setting for setting in asked if setting[0] != "0"] == [("1", "0", "0", "0")]
+
+
+def test_what_helps_is_proven_before_all_the_rest_is_tried() -> None:
+    knobs = tuple(Knob(name, ("0", "1")) for name in "abcdefghijkl")
+    asked: list[Setting] = []
+
+    def answer(setting: Setting) -> Answer:
+        asked.append(setting)
+        time_us = 500.0 if setting[0] == "1" else 1000.0
+        return Sample(tuple(time_us + wobble for wobble in (-1.0, 0.0, 1.0, len(asked) % 3)), by_mean=True)
+
+    prior = Prior({(index, "1"): Expected(0.1, 0.0, 0.3) for index in range(len(knobs))})
+    trail = KnobTrail(knobs, lambda setting: None, lambda: 20 - len(asked), prior)
+    conduct(search(trail, Search()), lambda wanted: [answer(setting) for setting in wanted])
+    assert trail.chosen is not None
+    assert trail.chosen[0] == "1"
+    assert len(trail.proof.of[trail.baseline]) >= Search().repeats
