@@ -8,7 +8,7 @@ from functools import partial
 from math import isnan
 
 from overlap_sweep.report.charts import Axis, Dot, Key, Row, Rows
-from overlap_sweep.report.numbers import UNDEFINED, as_sentence, as_us
+from overlap_sweep.report.numbers import UNDEFINED, as_us
 from overlap_sweep.report.section import Exhibit
 from overlap_sweep.report.table import Column, Listing, RowText, Table, attribute
 from overlap_sweep.results.gain import NO_GAIN, Gain, gain_over
@@ -17,6 +17,8 @@ from overlap_sweep.study import C, CaseAnalysis, R, SettingRow, Study, Times
 from overlap_sweep.study.analysis import Searches
 
 PREDICTED, BOUND = Key("predicted", "comm", "diamond"), Key("bound, and the usual part of it", "wait", "diamond")
+MOST_CHANGES = 12
+"""Single changes in the chart if none is part of an answer."""
 
 
 @dataclass(frozen=True)
@@ -93,25 +95,31 @@ def expected_in_words(expected: Expected | None) -> str:
 
 
 def exhibits(study: Study[C, R], analysis: CaseAnalysis[C, R], searches: Searches) -> list[Exhibit]:
-    """Returns an exhibit of each search of this case that expected something."""
+    """Returns an exhibit of each search of this case, if its record has gains or failures: earlier ones have none."""
     rows = {point.directory: row for row in analysis.rows for point in row.points}
     return [
         _exhibit(study, analysis, search, {path.name: row for path, row in rows.items() if path.parent == directory})
         for directory, record in searches.items()
         for search in record.searches
-        if search.expected and any(directory / name in rows for name in search.baseline_points)
+        if search.failed or any(one.gain for one in search.tried)
+        if any(directory / name in rows for name in search.baseline_points)
     ]
 
 
 def _exhibit(study: Study[C, R], analysis: CaseAnalysis[C, R], search: KnobSearch, rows: Mapping[str, R]) -> Exhibit:
     scale = search.expected_scale
-    learnt = f" About {scale:.0%} of what was predicted was gained." if scale != 1 else ""
+    expected = (
+        " Expected is what was predicted of a change before it was measured, with its interval, or its bound."
+        if search.expected
+        else ""
+    )
+    learnt = f" By what it measured, the search came to expect {scale:.0%} of what is predicted." if scale != 1 else ""
     return Exhibit(
         name="search",
         heading="From the baseline to the answer",
         brief="Trials",
-        explained="Gains are shares of the baseline's time, as the search compared them, with their noise. Expected is "
-        f"what was predicted of a change before it was measured, with its interval, or its bound.{learnt}",
+        explained="Gains are shares of the baseline's time, as the search compared them, with their noise."
+        f"{expected}{learnt}",
         parts=lambda: list(_parts(study, analysis, search, rows)),
     )
 
@@ -119,7 +127,7 @@ def _exhibit(study: Study[C, R], analysis: CaseAnalysis[C, R], search: KnobSearc
 def _parts(
     study: Study[C, R], analysis: CaseAnalysis[C, R], search: KnobSearch, rows: Mapping[str, R]
 ) -> Iterator[Exhibit]:
-    if search.best:
+    if _gains(search):
         yield Exhibit(chart=partial(waterfall, study, search))
     tried = trials(study, analysis, search, rows)
     yield Exhibit(listing=Listing(TRIALS, tried, text=_text))
@@ -129,16 +137,19 @@ def _parts(
 
 def _text(trial: Trial) -> RowText:
     heading = "Failed, or must not be used" if trial.is_refused else "Measured, the best first"
-    return RowText(heading, [], [as_sentence(trial.note)] if trial.note else [])
+    return RowText(heading, [], [trial.note] if trial.note else [])
 
 
 def waterfall(study: Study[C, R], search: KnobSearch) -> Rows:
-    """Returns the baseline, what each change of the best setting gains alone, and what the best setting gains."""
+    """Returns the baseline, what each change of the best setting gains alone, and what the best setting gains; if that
+    is the baseline, what single changes gain."""
     gains = _gains(search)
+    proof = "as proven" if search.proven else "NOT PROVEN"
+    together = f"{'each change alone, then together' if len(gains) > 1 else 'the best setting'}, {proof}"
     known = [one for changed, _ in gains if (one := search.expected_of(changed))]
     return Rows(
         title=search.label,
-        subtitle=f"each change alone, then together{', as proven' if search.proven else ': NOT PROVEN'}",
+        subtitle=together if search.best else "each change alone, and none is proven to be faster",
         axis=Axis("gain, share of the baseline's time", ".3~%"),
         rows=[_row(study, search, changed, gain) for changed, gain in [({}, NO_GAIN), *gains]],
         parts=[Key("measured", "gemm")],
@@ -148,14 +159,17 @@ def waterfall(study: Study[C, R], search: KnobSearch) -> Rows:
 
 
 def _gains(search: KnobSearch) -> list[tuple[dict[str, str], Gain | None]]:
-    """Returns the gains of each change of the best setting alone, if it has several, and of the best setting."""
+    """Returns the gains of each change of the best setting alone, if it has several, and of the best setting; if none
+    is better, of the fastest changes of which something was expected."""
+    if not search.best:
+        return [(one.changed, one.gain) for one in search.tried if search.expected_of(one.changed)][:MOST_CHANGES]
     alone = sorted(search.contributions, key=lambda one: -one.alone.share if one.alone else 0.0)
     several = [({one.key: one.value}, one.alone) for one in alone if len(alone) > 1]
-    return [*several, (search.best, search.gain)] if search.best else []
+    return [*several, (search.best, search.gain)]
 
 
 def _row(study: Study[C, R], search: KnobSearch, changed: dict[str, str], gain: Gain | None) -> Row:
-    name, expected, is_best = _name(study, changed), search.expected_of(changed), changed == search.best
+    name, expected, is_best = _name(study, changed), search.expected_of(changed), changed == search.best != {}
     time = as_us((search.baseline_us or 0.0) * gain.ratio) if gain else "not possible"
     cells = [time, gain_in_words(gain), expected_in_words(expected)]
     return Row(

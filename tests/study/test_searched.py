@@ -65,8 +65,8 @@ def test_all_trials_are_listed_best_first_and_what_failed_last(tmp_path: Path) -
         ["fsdp2.prefetch=2", "", "", "", ""],
     ]
     said = {row.setting: (listing.text(row).heading, *listing.text(row).sentences) for row in listing.rows}
-    assert said["ddp.bucket_cap_mb=4, nccl.max_ctas=8"] == ("Measured, the best first", "Best, proven")
-    assert said["ddp.compress_bf16=true"] == ("Failed, or must not be used", "It does not compute the same")
+    assert said["ddp.bucket_cap_mb=4, nccl.max_ctas=8"] == ("Measured, the best first", "best, proven")
+    assert said["ddp.compress_bf16=true"] == ("Failed, or must not be used", "it does not compute the same")
     assert said["fsdp2.prefetch=2"] == ("Failed, or must not be used", "CUDA out of memory")
 
 
@@ -78,7 +78,9 @@ def test_what_was_left_out_has_its_reason(tmp_path: Path) -> None:
         "fsdp2.prefetch=1: as fsdp2.prefetch=2: CUDA out of memory",
         "fsdp2.reshard_after_forward: true, null are equivalent here",
     ]
-    *_, folded = parts(tmp_path / "sweep", stopped="search.max_points=19 is used up", hopeless={"job.values.b=0.5": 0.002})
+    *_, folded = parts(
+        tmp_path / "sweep", stopped="search.max_points=19 is used up", hopeless={"job.values.b=0.5": 0.002}
+    )
     assert folded.notes[0] == "b=0.5: at most 0.2% faster, by what was expected"
     assert "fsdp2.prefetch=1: search.max_points=19 is used up" in folded.notes
 
@@ -90,18 +92,30 @@ def test_a_single_change_is_the_answer_itself_and_an_unproven_one_says_so(tmp_pa
     drawn = chart.chart()
     assert isinstance(drawn, Rows)
     assert [(row.name, len(row.dots)) for row in drawn.rows] == [("the baseline", 0), ("ddp.bucket_cap_mb=4", 1)]
-    assert drawn.subtitle.endswith(": NOT PROVEN")
+    assert drawn.subtitle == "the best setting, NOT PROVEN"
     assert table.listing
     assert (table.listing.rows[0].setting, table.listing.rows[0].note) == ("ddp.bucket_cap_mb=4", "best, NOT PROVEN")
 
 
-def test_where_nothing_is_better_there_are_trials_and_without_expectations_nothing(tmp_path: Path) -> None:
-    table, _ = parts(write(tmp_path), best={}, gain=Gain(0.0, 0.004), contributions=[], time_us=100_000.0)
+def test_where_nothing_is_better_there_are_trials_and_in_earlier_records_nothing(tmp_path: Path) -> None:
+    chart, table, _ = parts(write(tmp_path), best={}, gain=Gain(0.0, 0.004), contributions=[], time_us=100_000.0)
+    assert chart.chart
+    drawn = chart.chart()
+    assert isinstance(drawn, Rows)
+    assert [(row.name, row.bold) for row in drawn.rows] == [
+        ("the baseline", False),
+        ("ddp.bucket_cap_mb=4", False),
+        ("nccl.max_ctas=8", False),
+    ]
+    assert drawn.subtitle == "each change alone, and none is proven to be faster"
     assert table.listing
     assert [(row.setting, gain_in_words(row.gain)) for row in table.listing.rows if row.setting == "the baseline"] == [
         ("the baseline", "")
     ]
-    assert parts(tmp_path / "sweep", expected={}) == []
+    table, _ = parts(tmp_path / "sweep", expected={})
+    assert table.listing
+    assert "expected" not in [column.header for column in table.listing.columns]
+    assert parts(tmp_path / "sweep", tried=[], failed=[]) == []
 
 
 def test_expectations_in_words() -> None:
