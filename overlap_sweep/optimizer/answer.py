@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,13 +11,13 @@ import msgspec
 from overlap_sweep.errors import UserError
 from overlap_sweep.hydra_adapter.overrides import override_value
 from overlap_sweep.levers import OPTION
-from overlap_sweep.optimizer.candidates import Candidate, allowed
+from overlap_sweep.optimizer.candidates import Candidate
 from overlap_sweep.optimizer.record import OptimizeRecord
 from overlap_sweep.report.numbers import as_duration, as_percent
 from overlap_sweep.results.gain import NO_GAIN, Gain
 from overlap_sweep.results.measured import Scalar
 from overlap_sweep.results.points import Point, read_points
-from overlap_sweep.results.records import KnobRecord
+from overlap_sweep.results.records import KnobRecord, KnobSearch
 from overlap_sweep.study.section import judged
 from overlap_sweep.study.words import cautions
 from overlap_sweep.workloads.job.rows import JobRow
@@ -142,13 +142,14 @@ def _answer(analysis: Analysis, points: Sequence[Point], record: OptimizeRecord,
         memory_gb=winner.peak_memory_gb,
         memory_before_gb=reference.peak_memory_gb,
         results=winner.equality.verdict if winner.equality and is_better else "equal",
-        trials=list(_trials(analysis, record)),
-        left_out=record.left_out | dict.fromkeys(record.hopeless, "nothing could be gained, by what was predicted"),
-        not_allowed=[one for one in record.candidates if not allowed(one.needs, record.allow)],
+        trials=list(_trials(analysis, searched)),
+        left_out=record.left_out
+        | {name.removeprefix(OPTION): "nothing could be gained, by what was predicted" for name in searched.hopeless},
+        not_allowed=record.not_allowed,
         exposed=list(_exposed(winner)),
         runs=len(points),
-        minutes=record.elapsed_s / 60,
-        stopped=record.stopped,
+        minutes=knobs.elapsed_s / 60,
+        stopped=searched.stopped,
         cautions=cautions(STUDY, analysis),
     )
 
@@ -173,14 +174,13 @@ def _settings(row: JobRow) -> dict[str, Scalar]:
     return {name.removeprefix(OPTION): value for name, value in row.options.items() if name.startswith(OPTION)}
 
 
-def _trials(analysis: Analysis, record: OptimizeRecord) -> Iterator[Trial]:
-    expected = {(one.lever, repr(one.value)): one for one in record.candidates if one.basis != "unknown"}
-    failed = {_key(one.settings): one for one in record.failed}
+def _trials(analysis: Analysis, searched: KnobSearch) -> Iterator[Trial]:
+    failed = {frozenset(one.changed.items()): one for one in searched.failed}
     for row in analysis.rows:
         settings = _settings(row)
-        single = next(iter(settings.items())) if len(settings) == 1 else None
-        one = expected.get((single[0], repr(single[1]))) if single else None
-        wrong = failed.pop(_key({name: override_value(value) for name, value in settings.items()}), None)
+        changed = {f"{OPTION}{name}": override_value(value) for name, value in settings.items()}
+        one = searched.expected_of(changed)
+        wrong = failed.pop(frozenset(changed.items()), None)
         yield Trial(
             settings=settings,
             step_us=row.time_us,
@@ -196,17 +196,13 @@ def _trials(analysis: Analysis, record: OptimizeRecord) -> Iterator[Trial]:
         )
     for other in failed.values():
         yield Trial(
-            settings={**other.settings},
+            settings={key.removeprefix(OPTION): value for key, value in other.changed.items()},
             **dict.fromkeys(("step_us", "noise_us", "gain", "predicted", "predicted_low", "predicted_high"), None),
             runs=1,
             effect="",
             results="",
             reason=other.reason,
         )
-
-
-def _key(settings: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    return tuple(sorted(settings.items()))
 
 
 def _exposed(row: JobRow) -> Iterator[Exposed]:

@@ -12,7 +12,7 @@ import msgspec
 from overlap_sweep.errors import UsageError, nearest
 from overlap_sweep.levers import Lever, Value, levers, programs
 from overlap_sweep.levers.training import Training
-from overlap_sweep.search.prior import Expected
+from overlap_sweep.results.records import Expected
 
 if TYPE_CHECKING:
     from overlap_sweep.predict.predictions import Prediction
@@ -52,7 +52,7 @@ class Candidate(msgspec.Struct, frozen=True):
         """Returns what a search is given; None if nothing is known."""
         if self.basis == "unknown":
             return None
-        return Expected(self.gain, self.low, self.high, is_predicted=self.basis == "predicted")
+        return Expected(self.gain, self.low, self.high, is_predicted=self.basis == "predicted", why=self.why)
 
     @property
     def in_words(self) -> str:

@@ -24,7 +24,7 @@ from overlap_sweep.levers import OPTION
 from overlap_sweep.levers.training import Training
 from overlap_sweep.optimizer.candidates import Allowed, Candidate, Recorded, allowed, candidates, chosen_levers
 from overlap_sweep.optimizer.checks import objection, point_of
-from overlap_sweep.optimizer.record import FailedTrial, OptimizeRecord
+from overlap_sweep.optimizer.record import OptimizeRecord
 from overlap_sweep.recorder.recording import started_ranks
 from overlap_sweep.report.numbers import as_percent, as_us, some_of
 from overlap_sweep.results.records import KnobRecord
@@ -67,13 +67,6 @@ def optimize(inputs: SearchInputs) -> None:
     with shown_waiting("reading the traces"):
         recorded = _recorded(directory, first)
         found, left_out = candidates(recorded, chosen)
-    record = OptimizeRecord(
-        command=str(inputs.config.job.command),
-        allow=allow,
-        first_runs=[result.name for result in first],
-        candidates=found,
-        left_out=left_out,
-    )
     tried = [one for one in found if allowed(one.needs, allow)]
     for line in _worth_trying(first, recorded, found, tried):
         print(f"optimize: {line}", flush=True)
@@ -89,14 +82,7 @@ def optimize(inputs: SearchInputs) -> None:
     )
 
     def write() -> None:
-        budget, trail = measurements.budget, searching.trail
-        record.elapsed_s, record.scale, record.stopped = budget.elapsed_s, prior.scale, searching.found.stopped
-        record.hopeless = [f"{trail.knobs[index].key.removeprefix(OPTION)}={value}" for index, value in trail.left_out]
-        record.failed = [
-            FailedTrial({key.removeprefix(OPTION): value for key, value in trail.overrides(setting).items()}, reason)
-            for setting, reason in trail.failed.items()
-        ]
-        record.write(directory)
+        budget = measurements.budget
         KnobRecord(
             points=budget.points,
             reused=measurements.reused,
@@ -112,6 +98,14 @@ def optimize(inputs: SearchInputs) -> None:
         with limits.giving_up(_too_slow_us(searching.trail, inputs.config.search.reach)):
             return searching.measure(settings)
 
+    write()
+    OptimizeRecord(
+        command=str(inputs.config.job.command),
+        allow=allow,
+        first_runs=[result.name for result in first],
+        not_allowed=[one for one in found if one not in tried],
+        left_out=left_out,
+    ).write(directory)
     conduct(search(searching.trail, inputs.config.search), measure)
     searching.ended = True
     write()

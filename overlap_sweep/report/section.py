@@ -58,6 +58,8 @@ class Exhibit:
     """Returns the exhibits below this heading on the page: small charts side by side, others below each other."""
     folded: str = ""
     """Text to click on the page to unfold it; empty: not folded."""
+    closed: bool = False
+    """Whether it is folded at first even where little else is there."""
     on_page: bool = True
     """Whether the page shows it, too; False if the page says more about the same elsewhere."""
 

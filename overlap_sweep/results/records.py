@@ -1,6 +1,7 @@
 """The records that a search leaves next to its points: tuner.json, search.json and knobs.json."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal, Self
@@ -165,6 +166,19 @@ class Contribution(msgspec.Struct, kw_only=True):
     """Gain of the best setting over itself with this knob at the baseline's value; null if it cannot be measured."""
 
 
+class Expected(msgspec.Struct, frozen=True):
+    """What a single change is expected to gain, as shares of the baseline's time; losses are negative."""
+
+    gain: float
+    low: float
+    high: float
+    is_predicted: bool = False
+    """Whether measurements of others say how far it can be trusted, as it was made like theirs; else `high` is a bound.
+    """
+    why: str = ""
+    """The change that was predicted, or the cause that it can mend."""
+
+
 class TriedKnobs(msgspec.Struct, kw_only=True):
     """One setting that was measured. Times in microseconds, without the machine's drift."""
 
@@ -174,6 +188,19 @@ class TriedKnobs(msgspec.Struct, kw_only=True):
     noise_us: float
     measurements: int
     """Number of measurements in the search, without those of the proof."""
+    gain: Gain | None = None
+    """Over the baseline; null of the baseline itself."""
+    points: list[str] = []
+    """Names of the points that measured it, those of the proof included."""
+
+
+class FailedKnobs(msgspec.Struct, kw_only=True):
+    """One setting that could not be measured, or must not be used."""
+
+    changed: dict[str, str]
+    reason: str
+    points: list[str] = []
+    """Names of the points that measured it, if it must not be used."""
 
 
 class Noises(msgspec.Struct, kw_only=True):
@@ -231,6 +258,14 @@ class KnobSearch(msgspec.Struct, kw_only=True):
     """Why a knob was not searched, by key."""
     tried: list[TriedKnobs] = []
     """The measured settings, fastest first."""
+    failed: list[FailedKnobs] = []
+    expected: dict[str, Expected] = {}
+    """What single changes of the baseline were expected to gain, by `KEY=VALUE`."""
+    expected_scale: float = 1.0
+    """How many times what was predicted was gained."""
+    hopeless: dict[str, float] = {}
+    """The most that values were thought to gain when their turn came, as shares, by `KEY=VALUE`: too little, so that
+    they were not measured."""
 
     def __post_init__(self) -> None:
         if self.answered and self.best and not self.gain:
@@ -245,6 +280,11 @@ class KnobSearch(msgspec.Struct, kw_only=True):
     def settles(self) -> bool:
         """Returns whether the answer overrides the ranking of the single points."""
         return self.answered and (self.proven or not self.best)
+
+    def expected_of(self, changed: Mapping[str, str]) -> Expected | None:
+        """Returns what was expected of a setting; None of several changes, and where nothing was."""
+        names = [f"{key}={value}" for key, value in changed.items()]
+        return self.expected.get(names[0]) if len(names) == 1 else None
 
     @property
     def never_tried(self) -> dict[str, list[str]]:

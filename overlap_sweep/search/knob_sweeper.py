@@ -6,12 +6,12 @@ the other swept keys (`model=a,b`, `distributed.dp_size=4,8`) is a separate sear
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from overlap_sweep.report.searches import knob_lines
 from overlap_sweep.results.estimate import Estimate, estimate
 from overlap_sweep.results.gain import Gain
-from overlap_sweep.results.records import Contribution, KnobFinal, KnobRecord, KnobSearch, TriedKnobs
+from overlap_sweep.results.records import Contribution, FailedKnobs, KnobFinal, KnobRecord, KnobSearch, TriedKnobs
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.runtime.progress import announce, shown_waiting
@@ -54,7 +54,7 @@ class Searching:
         budget = self._measurements.budget
         limits = [f"search.{name}" for name in ("max_points", "max_minutes") if getattr(budget, name) is not None]
         why = budget.why_spent or f"{' or '.join(limits)} is nearly used up"
-        search = answer(self.trail)
+        search = answer(self.trail, self._points)
         search.label, search.overrides = self.space.label, self.typed
         search.baseline_points = self._points[self.trail.baseline]
         if search.answered:
@@ -125,12 +125,21 @@ class Searching:
         return sample.scaled(self._amount / sample.amount)
 
 
-def answer(trail: KnobTrail) -> KnobSearch:
-    """Returns the answer of a running or ended search."""
+def answer(trail: KnobTrail, points: Mapping[Setting, list[str]]) -> KnobSearch:
+    """Returns the answer of a running or ended search. `points`: names of those that measured each setting."""
     pairs = zip(trail.knobs, trail.baseline, strict=True)
     knobs = {knob.key: [value, *(one for one in knob.values if one != value)] for knob, value in pairs}
     search = KnobSearch(label="", overrides=[], knobs=knobs, notes=[*trail.drops, *trail.notes], grid=trail.grid)
     base = trail.baseline
+    search.failed = [
+        FailedKnobs(changed=trail.overrides(setting), reason=reason, points=points.get(setting, []))
+        for setting, reason in trail.failed.items()
+    ]
+    if trail.prior:
+        search.expected = {trail.name_of(change): one for change, one in trail.prior.expected.items()}
+        search.expected_scale = trail.prior.scale
+        measured = {change for setting in trail.found.of for change in trail.changed(setting).items()}
+        search.hopeless = {trail.name_of(one): most for one, most in trail.left_out.items() if one not in measured}
     if base not in trail.found.of:
         search.dropped = trail.failed.get(base, "")
         return search
@@ -153,6 +162,8 @@ def answer(trail: KnobTrail) -> KnobSearch:
                 time_us=found.time_us,
                 noise_us=found.noise_us,
                 measurements=len(trail.found.of[setting]),
+                gain=None if setting == base else _share(trail.found, base, setting),
+                points=points.get(setting, []),
             )
         )
     return search

@@ -7,7 +7,7 @@ from itertools import accumulate
 
 from overlap_sweep.results.estimate import Estimate
 from overlap_sweep.search import Failure, Samples, Setting
-from overlap_sweep.search.prior import Prior
+from overlap_sweep.search.prior import Change, Prior
 from overlap_sweep.workloads import Sample
 
 PROOF_DEVIATIONS = 2.6
@@ -94,6 +94,10 @@ class KnobTrail:
     def name(self, setting: Setting, origin: Setting | None = None) -> str:
         """Returns the overrides that differ from the baseline or from `origin`, or `the baseline`."""
         return " ".join(f"{key}={value}" for key, value in self.overrides(setting, origin).items()) or "the baseline"
+
+    def name_of(self, change: Change) -> str:
+        index, value = change
+        return f"{self.knobs[index].key}={value}"
 
     def overrides(self, setting: Setting, origin: Setting | None = None) -> dict[str, str]:
         """Returns the values that differ from the baseline's or from `origin`'s, by key."""

@@ -6,23 +6,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from overlap_sweep.results.records import Expected
+
 Change = tuple[int, str]
 """A knob, by its index, and its value."""
 
 SURE = 0.05
 """Gain that is expected of a change whose measurement counts as much as what was thought of the expectations before
 any was measured: that they are right."""
-
-
-@dataclass(frozen=True)
-class Expected:
-    """What a single change is expected to gain, as shares of the baseline's time; losses are negative."""
-
-    gain: float
-    low: float
-    high: float
-    is_predicted: bool = False
-    """Whether measurements of others say how far it can be trusted: it was made like theirs."""
 
 
 @dataclass

@@ -17,7 +17,8 @@ from overlap_sweep.report.iterations import timeline
 from overlap_sweep.report.section import Exhibit
 from overlap_sweep.report.table import Listing, Table, attribute
 from overlap_sweep.results.estimate import Estimate, estimate
-from overlap_sweep.study import C, CaseAnalysis, R, Study, predicted_steps
+from overlap_sweep.study import C, CaseAnalysis, R, Study, predicted_steps, searched
+from overlap_sweep.study.analysis import Searches
 
 T = TypeVar("T")
 
@@ -25,10 +26,11 @@ MOST_BARS = 30
 """Bars in a chart; the table has all settings."""
 
 
-def exhibits(study: Study[C, R], analysis: CaseAnalysis[C, R]) -> list[Exhibit]:
-    """Returns the charts of an answer, and why communication is exposed in the traces."""
+def exhibits(study: Study[C, R], analysis: CaseAnalysis[C, R], searches: Searches) -> list[Exhibit]:
+    """Returns the charts of an answer, what searches tried, and why communication is exposed in the traces."""
     return [
         Exhibit(chart=partial(settings_bars, study, analysis)),
+        *searched.exhibits(study, analysis, searches),
         *study.charts(analysis),
         *_streams(study, analysis),
         causes.exhibit({"": sides(study, analysis)}),

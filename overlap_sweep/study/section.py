@@ -203,7 +203,7 @@ def section(study: Study[C, R], sources: Sources) -> Section | None:
         title=study.heading,
         topic=study.topic,
         explained=f"{study.legend} {study.explained}",
-        answers=[_answer(study, analysis) for analysis in analyses],
+        answers=[_answer(study, analysis, sources.records.knobs) for analysis in analyses],
         points=Listing(
             study.points_table,
             rows,
@@ -228,7 +228,7 @@ def judged(study: Study[C, R], points: Sequence[Point], searches: Searches | Non
     return with_predictions(study, with_effects(study, analyses)) if study.shows_effects else analyses
 
 
-def _answer(study: Study[C, R], analysis: CaseAnalysis[C, R]) -> Answer:
+def _answer(study: Study[C, R], analysis: CaseAnalysis[C, R], searches: Searches) -> Answer:
     return Answer(
         title=analysis.title,
         sentences=sentences(study, analysis),
@@ -245,7 +245,7 @@ def _answer(study: Study[C, R], analysis: CaseAnalysis[C, R]) -> Answer:
         points=analysis.points,
         brief=analysis.title,
         legend=study.legend_of(analysis),
-        charts=exhibits(study, analysis),
+        charts=exhibits(study, analysis, searches),
         more=study.more(analysis),
         details=[*study.details(analysis), measured_on(analysis.points)],
         later=lambda: causes.in_a_sentence(study.side(analysis.best)),

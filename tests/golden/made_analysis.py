@@ -9,6 +9,8 @@ from typing import Any
 from overlap_sweep.results.gain import Gain
 from overlap_sweep.results.records import (
     Contribution,
+    Expected,
+    FailedKnobs,
     Finalist,
     KnobFinal,
     KnobRecord,
@@ -123,6 +125,59 @@ def write_jobs(directory: Path) -> None:
     KnobRecord(searches=[search, other]).write(directory)
 
 
+def write_optimized(directory: Path) -> None:
+    """A search that expected something of each lever, and proved two of them together."""
+    write_sweep_of("optimized", directory)
+    bucket, channels, graph = "job.levers.ddp.bucket_cap_mb", "job.levers.nccl.max_ctas", "job.levers.ddp.static_graph"
+    compressed, ahead = "job.levers.ddp.compress_bf16", "job.levers.fsdp2.prefetch"
+    names = [[f"job_{number}" for number in range(first, first + 4)] for first in (0, 4, 8, 12)]
+    best = {bucket: "4", channels: "8"}
+    alone = {bucket: Gain(0.05, 0.003), channels: Gain(0.02, 0.004)}
+    taken_away = {bucket: Gain(0.046, 0.004), channels: Gain(0.016, 0.004)}
+    search = KnobSearch(
+        label="train.py on 4 ranks",
+        overrides=["workload=job", "job.ranks=4"],
+        knobs={
+            bucket: ["null", "1", "4"],
+            channels: ["null", "8"],
+            **{graph: ["null", "true"], compressed: ["null", "true"], ahead: ["null", "2", "1"]},
+        },
+        **{"best": best, "best_points": names[3], "baseline_points": names[0], "proven": True, "by_time": True},
+        **{"time_us": 93_500.0, "baseline_us": 100_000.0, "gain": Gain(0.065, 0.004)},
+        contributions=[
+            Contribution(key=key, baseline="null", value=value, alone=alone[key], taken_away=taken_away[key])
+            for key, value in best.items()
+        ],
+        **{"points": 19, "settings": 7, "grid": 72},
+        notes=[f"{compressed}=true failed: it does not compute the same", f"{ahead}=2 failed: CUDA out of memory"],
+        left_out={"job.levers.fsdp2.reshard_after_forward": "true, null are equivalent here"},
+        tried=[
+            TriedKnobs(changed=changed, time_us=1e5 * (1 - share), noise_us=200.0, measurements=2, **more)
+            for changed, share, points in (
+                (best, 0.066, names[3]),
+                ({bucket: "4"}, 0.051, names[1]),
+                ({channels: "8"}, 0.019, names[2]),
+                ({}, 0.0, names[0]),
+                ({graph: "true"}, -0.001, ["job_16"]),
+            )
+            for more in [{"points": points, "gain": Gain(share, 0.003) if changed else None}]
+        ],
+        failed=[
+            FailedKnobs(changed={compressed: "true"}, reason="it does not compute the same", points=["job_17"]),
+            FailedKnobs(changed={ahead: "2"}, reason="CUDA out of memory"),
+        ],
+        expected={
+            f"{bucket}=4": Expected(0.06, 0.04, 0.08, is_predicted=True, why="ddp.bucket_cap_mb=4"),
+            f"{bucket}=1": Expected(-0.04, -0.06, -0.02, is_predicted=True, why="ddp.bucket_cap_mb=1"),
+            f"{channels}=8": Expected(0.0114, 0.0, 0.03, why="contention"),
+            f"{compressed}=true": Expected(0.09, 0.06, 0.1, is_predicted=True, why="ddp.compress_bf16=true"),
+        },
+        expected_scale=0.88,
+        hopeless={f"{bucket}=1": -0.02},
+    )
+    KnobRecord(points=19, elapsed_s=820.0, searches=[search]).write(directory)
+
+
 def write_statuses(directory: Path) -> None:
     """A folder for each workload with points that are ok, failed, skipped, timed out and missing."""
     kernels = {"ring_exchange": implementation(125.0, 1.0, RING), "bulk": implementation(110.0, independent=True)}
@@ -172,6 +227,7 @@ MADE_UP: dict[str, tuple[Any, ...]] = {
     "stack_answers": (write_stacks,),
     "copy_answers": (partial(write_sweep_of, "copy_answers"),),
     "job_answers": (write_jobs, "query sweep chosen --columns ranks,setting,time_us,samples_per_s"),
+    "optimized": (write_optimized,),
     "telemetry_troubles": (write_telemetry, "compare a=sweep/a b=sweep/b"),
     "statuses": (
         write_statuses,

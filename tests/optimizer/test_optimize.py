@@ -36,7 +36,9 @@ def test_what_helps_is_found_proven_and_said(tmp_path: Path) -> None:
     assert "has made no DataLoader" in by_settings[("test.workers", "2"),].reason
     assert (("test.workers", "3"),) not in by_settings
     assert [one.name for one in answer.not_allowed] == ["test.b_ms=1"]
-    assert (tmp_path / "found" / "report.html").exists()
+    page = (tmp_path / "found" / "report.html").read_text()
+    assert "From the baseline to the answer" in page
+    assert page.index("Failed, or must not be used") < page.index("What was left out, and why (1)")
     assert "fail-if: gain < 0.9 holds" in stderr
     # What is worth trying is said before any of it is tried.
     assert stderr.index("values of levers apply") < stderr.index("a_ms=90")

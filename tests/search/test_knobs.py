@@ -69,7 +69,7 @@ class Machine:
         return trail
 
     def answer(self, effort: Search | None = None) -> KnobSearch:
-        return knob_sweeper.answer(self.searched(effort))
+        return knob_sweeper.answer(self.searched(effort), {})
 
     @property
     def optimum_us(self) -> float:
@@ -247,7 +247,7 @@ def test_values_out_of_reach_are_not_tried_again() -> None:
 def test_limits_hold_and_what_is_named_is_proven_or_said_not_to_be(most: int) -> None:
     trail = Machine(interacting, max_points=most).searched()
     assert trail.cut
-    found = knob_sweeper.answer(trail)
+    found = knob_sweeper.answer(trail, {})
     assert found.time_us is not None
     if found.best and found.proven:
         assert {trail.baseline, trail.best} <= trail.proof.of.keys()
@@ -277,7 +277,7 @@ def test_a_proof_that_the_budget_cut_short_decides_nothing_while_the_setting_is_
 
     trail = KnobTrail((Knob("ctas", ("null", "8")),), lambda setting: None, lambda: most - len(asked))
     conduct(search(trail, Search()), lambda wanted: [measured(setting) for setting in wanted])
-    found = knob_sweeper.answer(trail)
+    found = knob_sweeper.answer(trail, {})
     assert (found.best, found.proven, trail.cut) == (best, proven, most < math.inf)
     (note,) = found.notes
     assert note.startswith("The budget ended" if not proven else "Seemed faster")
@@ -296,7 +296,7 @@ def test_one_round_proves_nothing_however_much_faster_the_setting_is() -> None:
         asked.clear()
         trail = KnobTrail((Knob("ctas", ("null", "8")),), lambda setting: None, lambda most=most: most - len(asked))
         conduct(search(trail, Search()), lambda wanted: [measured(setting) for setting in wanted])
-        found = knob_sweeper.answer(trail)
+        found = knob_sweeper.answer(trail, {})
         assert (found.best, found.proven, len(trail.proof.of[trail.baseline])) == ({"ctas": "8"}, proven, rounds)
 
 

@@ -5,10 +5,11 @@ import math
 import pytest
 
 from overlap_sweep.config import Search
-from overlap_sweep.search import Failure, Setting, conduct
+from overlap_sweep.results.records import Expected, FailedKnobs
+from overlap_sweep.search import Failure, Setting, conduct, knob_sweeper
 from overlap_sweep.search.knob_trail import Answer, Knob, KnobTrail
 from overlap_sweep.search.knobs import search
-from overlap_sweep.search.prior import Expected, Prior
+from overlap_sweep.search.prior import Prior
 from overlap_sweep.workloads import Sample
 
 KNOBS = (Knob("a", ("0", "1", "2")), Knob("b", ("0", "1")), Knob("c", ("0", "1")), Knob("d", ("0", "1")))
@@ -99,3 +100,25 @@ def test_what_helps_is_proven_before_all_the_rest_is_tried() -> None:
     assert trail.chosen is not None
     assert trail.chosen[0] == "1"
     assert len(trail.proof.of[trail.baseline]) >= Search().repeats
+
+
+def test_the_record_says_what_was_expected_what_was_left_out_and_what_failed() -> None:
+    expected = {A1: predicted(-0.2), A2: predicted(0.3), B1: predicted(0.2), C1: Expected(0.0, 0.0, 0.005, why="late")}
+    trail = KnobTrail(KNOBS, lambda setting: None, lambda: math.inf, Prior(expected))
+
+    def answer(setting: Setting) -> Answer:
+        times_us = [time_us * (0.9 if setting[1] == "1" else 1.0) for time_us in (99.0, 100.0, 101.0)]
+        return Failure("it computes something else") if setting[0] == "2" else Sample(times_us, by_mean=True)
+
+    conduct(search(trail, Search()), lambda wanted: [answer(setting) for setting in wanted])
+    found = knob_sweeper.answer(trail, {("0", "1", "0", "0"): ["point_1"]})
+    assert found.expected == {"a=1": expected[A1], "a=2": expected[A2], "b=1": expected[B1], "c=1": expected[C1]}
+    assert found.expected_of({"c": "1"}) == expected[C1]
+    assert found.expected_of({"c": "1", "b": "1"}) is None
+    assert 0.5 < found.expected_scale < 0.6
+    assert found.hopeless == {"a=1": pytest.approx(-0.18), "c=1": 0.005}
+    assert found.failed == [FailedKnobs(changed={"a": "2"}, reason="it computes something else")]
+    gains = {tuple(one.changed): (one.gain, one.points) for one in found.tried}
+    assert gains[()] == (None, [])
+    gain, points = gains[("b",)]
+    assert (gain and gain.share, points) == (pytest.approx(0.1, abs=1e-3), ["point_1"])

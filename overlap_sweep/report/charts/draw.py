@@ -36,6 +36,8 @@ NARROW_LETTERS = 44
 MOST_LETTERS = 16
 """Letters of a cell on a narrow screen; a column with longer ones has its texts below the rows' names."""
 LINE_PX = 13
+BELOW_BAR_PX = 8
+"""From a bar's middle to dots with intervals of their own, which its noise would hide."""
 
 
 @dataclass(frozen=True)
@@ -90,13 +92,13 @@ def draw_narrow_rows(rows: Rows) -> Json:
 
 def _lines(row: Row, columns: Sequence[str], long: Sequence[int]) -> list[str]:
     """Returns the row's name and its cells in the columns `long`, in lines that fit a narrow screen."""
-    texts = [row.name, *(f"{columns[j]}: {row.cells[j]}" for j in long if row.cells)]
+    texts = [row.name, *(f"{columns[j]}: {row.cells[j]}" for j in long if row.cells and row.cells[j])]
     return [line for text in texts for line in textwrap.wrap(text, NARROW_LETTERS) or [text]]
 
 
 def _rows(rows: Rows, layout: _Layout) -> Json:
     keys = row_keys((row.name, row.bold) for row in rows.rows)
-    pieces, dots, noise, names = [], [], [], []
+    pieces, dots, noise, intervals, names = [], [], [], [], []
     for key, row in zip(keys, rows.rows, strict=True):
         own = {"row": key, **detail_fields(row.details)}
         cells = {f"cell{j}": cell for j, cell in enumerate(row.cells or [""] * len(rows.columns))}
@@ -106,7 +108,7 @@ def _rows(rows: Rows, layout: _Layout) -> Json:
         noise.append({"row": key, "low": row.low, "high": row.high, "colour": colour("ink")})
         for dot in row.dots:
             dots.append({**own, "at": dot.at, "colour": colour(dot.colour), "shape": dot.shape})
-            noise.append({"row": key, "low": dot.low, "high": dot.high, "colour": colour(dot.colour)})
+            intervals.append({"row": key, "low": dot.low, "high": dot.high, "colour": colour(dot.colour)})
     axis = replace(rows.axis, from_zero=rows.axis.from_zero or bool(pieces))
     tips, y = tooltip(row.details for row in rows.rows), row_axis(keys, named=layout.name_px is None)
     bar: Json = {"x": place("start", axis), "x2": "end", "color": OWN_COLOUR}
@@ -122,10 +124,12 @@ def _rows(rows: Rows, layout: _Layout) -> Json:
         above = constant(layout.references_px)
         layers.append(layer("rule", marked, line, x=place("at", axis)))
         layers.append(layer("text", marked, muted, x=place("at", axis), y=above, text=constant(one.name)))
-    known = [one for one in noise if one["low"] is not None]
+    noise, intervals = ([one for one in found if one["low"] is not None] for found in (noise, intervals))
+    below = {"yOffset": layout.bar_px + (BELOW_BAR_PX if noise and intervals else 0)}
     spread: Json = {"x": place("low", axis), "x2": "high", "color": OWN_COLOUR}
-    layers.append(layer("rule", known, {"strokeWidth": 1.5, **lower}, y=y, **spread))
-    layers.append(layer("point", dots, {"filled": True, "size": 60, "opacity": 1, **lower}, y=y, tooltip=tips, **at))
+    layers.append(layer("rule", noise, {"strokeWidth": 1.5, **lower}, y=y, **spread))
+    layers.append(layer("rule", intervals, {"strokeWidth": 1.5, **below}, y=y, **spread))
+    layers.append(layer("point", dots, {"filled": True, "size": 60, "opacity": 1, **below}, y=y, tooltip=tips, **at))
     if layout.name_px is not None:
         bold = {"fontWeight": {"expr": "datum.weight"}, "align": "left", "dy": layout.name_px, "limit": NAME_PX}
         bold |= {"baseline": "top", "lineBreak": "\n", "lineHeight": LINE_PX}

@@ -1,0 +1,250 @@
+"""What a search expected, measured and left out, on the page: from the baseline to the answer, and all its trials."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import isnan
+
+from overlap_sweep.report.charts import Axis, Dot, Key, Row, Rows
+from overlap_sweep.report.numbers import UNDEFINED, as_us
+from overlap_sweep.report.section import Exhibit
+from overlap_sweep.report.table import Column, Listing, RowText, Table, attribute
+from overlap_sweep.results.gain import NO_GAIN, Gain, gain_over
+from overlap_sweep.results.records import Expected, KnobSearch
+from overlap_sweep.study import C, CaseAnalysis, R, SettingRow, Study, Times
+from overlap_sweep.study.analysis import Searches
+
+PREDICTED, BOUND = Key("predicted", "comm", "diamond"), Key("bound, and the usual part of it", "wait", "diamond")
+MOST_CHANGES = 12
+"""Single changes in the chart if none is part of an answer."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A setting that a search measured, or tried to."""
+
+    setting: str
+    baseline_us: float
+    gain: Gain | None
+    """Of the baseline, or None if it was not measured."""
+    expected: Expected | None
+    row: SettingRow[Times] | None
+    """The same setting as it is compared with others; None if no point is ok."""
+    note: str
+    """Why it was not measured or must not be used, or that it is the best."""
+    is_refused: bool
+
+    @property
+    def trial_us(self) -> float | None:
+        return self.baseline_us * self.gain.ratio if self.gain else None
+
+    @property
+    def effect(self) -> str:
+        return self.row.effect.in_brief if self.row and self.row.effect else ""
+
+    @property
+    def results(self) -> str:
+        verdict = self.row.equality.verdict if self.row and self.row.equality else ""
+        return UNDEFINED if verdict == "unknown" else verdict
+
+
+TRIALS: Table[Trial] = Table(
+    "trials",
+    "one row per setting that a search tried",
+    (
+        attribute("setting", "Changes of the baseline.", "text", header="setting", style="setting"),
+        attribute("trial_us", "The baseline's time, less what was gained.", header="time us", dropped=4),
+        Column(
+            "gain",
+            lambda trial: trial.gain.share if trial.gain else None,
+            "Time that it saves, as a fraction of the baseline's, with its noise.",
+            header="gain",
+            words=lambda trial: gain_in_words(trial.gain),
+            high_first=True,
+        ),
+        Column(
+            "expected_gain",
+            lambda trial: trial.expected.gain if trial.expected else None,
+            "The same as it was expected before it was measured, of a single change: predicted, with its interval, or "
+            "at most what a cause costs.",
+            header="expected",
+            words=lambda trial: expected_in_words(trial.expected),
+            high_first=True,
+            dropped=3,
+        ),
+        attribute("effect", "What it changed in what ran, against the reference.", "text", header="effect", dropped=1),
+        attribute("results", "Whether it computes the same as the reference.", "text", header="results", dropped=2),
+    ),
+)
+
+
+def gain_in_words(gain: Gain | None) -> str:
+    if gain is None or gain == NO_GAIN:
+        return ""
+    return f"{gain.share:+.1%}" + ("" if isnan(gain.noise) else f" \N{PLUS-MINUS SIGN} {100 * gain.noise:.1f}")
+
+
+def expected_in_words(expected: Expected | None) -> str:
+    if expected is None:
+        return ""
+    if not expected.is_predicted:
+        return f"at most {expected.high:.1%}{f' ({expected.why})' if expected.why else ''}"
+    return f"{expected.gain:+.1%} ({100 * expected.low:.1f} to {100 * expected.high:.1f})"
+
+
+def exhibits(study: Study[C, R], analysis: CaseAnalysis[C, R], searches: Searches) -> list[Exhibit]:
+    """Returns an exhibit of each search of this case, if its record has gains or failures: earlier ones have none."""
+    rows = {point.directory: row for row in analysis.rows for point in row.points}
+    return [
+        _exhibit(study, analysis, search, {path.name: row for path, row in rows.items() if path.parent == directory})
+        for directory, record in searches.items()
+        for search in record.searches
+        if search.failed or any(one.gain for one in search.tried)
+        if any(directory / name in rows for name in search.baseline_points)
+    ]
+
+
+def _exhibit(study: Study[C, R], analysis: CaseAnalysis[C, R], search: KnobSearch, rows: Mapping[str, R]) -> Exhibit:
+    scale = search.expected_scale
+    expected = (
+        " Expected is what was predicted of a change before it was measured, with its interval, or its bound."
+        if search.expected
+        else ""
+    )
+    learnt = f" By what it measured, the search came to expect {scale:.0%} of what is predicted." if scale != 1 else ""
+    return Exhibit(
+        name="search",
+        heading="From the baseline to the answer",
+        brief="Trials",
+        explained="Gains are shares of the baseline's time, as the search compared them, with their noise."
+        f"{expected}{learnt}",
+        parts=lambda: list(_parts(study, analysis, search, rows)),
+    )
+
+
+def _parts(
+    study: Study[C, R], analysis: CaseAnalysis[C, R], search: KnobSearch, rows: Mapping[str, R]
+) -> Iterator[Exhibit]:
+    if _gains(search):
+        yield Exhibit(chart=partial(waterfall, study, search))
+    tried = trials(study, analysis, search, rows)
+    yield Exhibit(listing=Listing(TRIALS, tried, text=_text))
+    if lines := left_out(study, search):
+        yield Exhibit(notes=lines, folded=f"What was left out, and why ({len(lines)})", closed=True)
+
+
+def _text(trial: Trial) -> RowText:
+    heading = "Failed, or must not be used" if trial.is_refused else "Measured, the best first"
+    return RowText(heading, [], [trial.note] if trial.note else [])
+
+
+def waterfall(study: Study[C, R], search: KnobSearch) -> Rows:
+    """Returns the baseline, what each change of the best setting gains alone, and what the best setting gains; if that
+    is the baseline, what single changes gain."""
+    gains = _gains(search)
+    proof = "as proven" if search.proven else "NOT PROVEN"
+    together = f"{'each change alone, then together' if len(gains) > 1 else 'the best setting'}, {proof}"
+    known = [one for changed, _ in gains if (one := search.expected_of(changed))]
+    return Rows(
+        title=search.label,
+        subtitle=together if search.best else "each change alone, and none is proven to be faster",
+        axis=Axis("gain, share of the baseline's time", ".3~%"),
+        rows=[_row(study, search, changed, gain) for changed, gain in [({}, NO_GAIN), *gains]],
+        parts=[Key("measured", "gemm")],
+        columns=["time us", "gain", "expected"],
+        legend=[key for key in (PREDICTED, BOUND) if any(_key(one) is key for one in known)],
+    )
+
+
+def _gains(search: KnobSearch) -> list[tuple[dict[str, str], Gain | None]]:
+    """Returns the gains of each change of the best setting alone, if it has several, and of the best setting; if none
+    is better, of the fastest changes of which something was expected."""
+    if not search.best:
+        return [(one.changed, one.gain) for one in search.tried if search.expected_of(one.changed)][:MOST_CHANGES]
+    alone = sorted(search.contributions, key=lambda one: -one.alone.share if one.alone else 0.0)
+    several = [({one.key: one.value}, one.alone) for one in alone if len(alone) > 1]
+    return [*several, (search.best, search.gain)]
+
+
+def _row(study: Study[C, R], search: KnobSearch, changed: dict[str, str], gain: Gain | None) -> Row:
+    name, expected, is_best = _name(study, changed), search.expected_of(changed), changed == search.best != {}
+    time = as_us((search.baseline_us or 0.0) * gain.ratio) if gain else "not possible"
+    cells = [time, gain_in_words(gain), expected_in_words(expected)]
+    return Row(
+        name=name,
+        bold=is_best,
+        colour="good" if is_best else "",
+        ends=[gain.share] if gain else [],
+        low=gain.share - gain.noise if gain else None,
+        high=gain.share + gain.noise if gain else None,
+        cells=cells,
+        dots=[_dot(expected)] if expected else [],
+        details=dict(zip(("setting", "time us", "gain", "expected"), (name, *cells), strict=True)),
+    )
+
+
+def _dot(expected: Expected) -> Dot:
+    key = _key(expected)
+    return Dot(expected.gain, expected.low, expected.high, key.colour, key.shape)
+
+
+def _key(expected: Expected) -> Key:
+    return PREDICTED if expected.is_predicted else BOUND
+
+
+def trials(study: Study[C, R], analysis: CaseAnalysis[C, R], search: KnobSearch, rows: Mapping[str, R]) -> list[Trial]:
+    """Returns what was tried, best first, then what failed. `rows`: by the names of their points."""
+    base = next(rows[name] for name in search.baseline_points if name in rows)
+    gains = _gains(search)
+
+    def row_of(points: Sequence[str]) -> R | None:
+        return next((rows[name] for name in points if name in rows), None)
+
+    def trial(changed: Mapping[str, str], gain: Gain | None, row: R | None, note: str, *, is_refused: bool) -> Trial:
+        name, expected = _name(study, changed), search.expected_of(changed)
+        return Trial(name, search.baseline_us or 0.0, gain, expected, row, note, is_refused)
+
+    measured = []
+    for one in search.tried:
+        # What the proof measured again counts.
+        again = next((gain for changed, gain in gains if changed == one.changed), None)
+        best = f"best, {'proven' if search.proven else 'NOT PROVEN'}" if one.changed == search.best != {} else ""
+        measured.append(trial(one.changed, again or one.gain or NO_GAIN, row_of(one.points), best, is_refused=False))
+    measured.sort(key=lambda one: (not one.note, -one.gain.share if one.gain else 0.0))
+    for other in search.failed:
+        row = row_of(other.points)
+        gain = gain_over(base.per(analysis.work), row.per(analysis.work)) if row else None
+        measured.append(trial(other.changed, gain, row, other.reason, is_refused=True))
+    return measured
+
+
+def left_out(study: Study[C, R], search: KnobSearch) -> list[str]:
+    """Returns what was never tried, with the reason, a line each."""
+    said = {
+        name: f"at most {most:.1%} faster, by what was expected" if most > 0 else f"at best {-most:.1%} slower"
+        for name, most in search.hopeless.items()
+    }
+    failed = {_only(one.changed): one.reason for one in search.failed if len(one.changed) == 1}
+    for key, values in search.never_tried.items():
+        like = [f"as {_brief(study, name)}: {why}" for name, why in failed.items() if name.startswith(f"{key}=")]
+        why = search.stopped or (like[0] if like else "no valid setting has it")
+        names = [f"{key}={value}" for value in values]
+        said |= {name: why for name in names if name not in failed and name not in said}
+    return [f"{_brief(study, name)}: {reason}" for name, reason in (said | search.left_out).items()]
+
+
+def _only(changed: Mapping[str, str]) -> str:
+    ((key, value),) = changed.items()
+    return f"{key}={value}"
+
+
+def _brief(study: Study[C, R], name: str) -> str:
+    """Returns a key, or `KEY=VALUE`, as the study's settings are named."""
+    key, equals, value = name.partition("=")
+    return f"{study.naming.brief(key.lstrip('+~'))}{equals}{value}"
+
+
+def _name(study: Study[C, R], changed: Mapping[str, str]) -> str:
+    return ", ".join(_brief(study, f"{key}={value}") for key, value in changed.items()) or "the baseline"
