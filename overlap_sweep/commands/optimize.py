@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
-import shlex
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -78,6 +76,7 @@ def optimize(
     from overlap_sweep.commands.launch import main as launch
     from overlap_sweep.hydra_adapter.overrides import override_value
     from overlap_sweep.levers.launchers import started_processes
+    from overlap_sweep.optimizer import as_template
     from overlap_sweep.runtime.outcome import outcomes
 
     sys.argv[1:] = [
@@ -124,15 +123,6 @@ def _parted(words: list[str]) -> tuple[list[str], list[str]]:
     if wrong := next((word for word in overrides if "=" not in word), None):
         raise UsageError(f"{wrong} is no option KEY=VALUE; your command comes after --.")
     return overrides, command
-
-
-def as_template(command: list[str]) -> str:
-    """Returns the command as job.command takes it: braces are its own, but for placeholders that are no values, such as
-    {run} and {node}."""
-    from overlap_sweep.workloads.job.command import OWN
-
-    text = shlex.join(command).replace("{", "{{").replace("}", "}}")
-    return re.sub(rf"{{({{(?:{'|'.join(OWN)})}})}}", r"\1", text)
 
 
 def _share(text: str) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 import sys
@@ -60,3 +61,12 @@ def optimize(
         errors = [line for line in (process.stderr or "").splitlines() if line.startswith("error: ")]
         raise UserError(errors[-1].removeprefix("error: ") if errors else "The command was not optimized; see above.")
     return msgspec.json.decode(process.stdout, type=Answer)
+
+
+def as_template(command: Sequence[str]) -> str:
+    """Returns the command as job.command takes it: braces are its own, but for placeholders that are no values, such as
+    {run} and {node}."""
+    from overlap_sweep.workloads.job.command import OWN
+
+    text = shlex.join(command).replace("{", "{{").replace("}", "}}")
+    return re.sub(rf"{{({{(?:{'|'.join(OWN)})}})}}", r"\1", text)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from overlap_sweep.commands.optimize import as_template
 from overlap_sweep.hydra_adapter.overrides import override_value
+from overlap_sweep.optimizer import as_template
 from overlap_sweep.workloads.job.command import arguments
 from tests.workloads.job.commands import point
 
