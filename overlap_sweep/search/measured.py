@@ -122,6 +122,8 @@ class Measurements:
         self._launcher = launcher
         self._known = _known_results(directory)
         self._launched = 0
+        self._counted: set[str] = set()
+        """Keys of the points that the budget has counted."""
 
     @classmethod
     def begin(cls, inputs: SearchInputs) -> Measurements:
@@ -140,11 +142,15 @@ class Measurements:
         results: list[Result | None] = []
         while len(results) < len(allowed) and not self.budget.why_spent:
             chunk = allowed[len(results) : len(results) + size]
-            self.reused += sum(self._known_result(job) is not None for job in chunk)
+            known = {point_key(job.point) for job in chunk if self._known_result(job)}
             with limits.until(self.budget.ends_s):
                 found = self._measure(chunk)
             results += found
-            self.budget.points += len(chunk) - found.count(None)
+            # A search may ask again for what was measured before it began.
+            new = {point_key(job.point) for job, one in zip(chunk, found, strict=True) if one} - self._counted
+            self._counted |= new
+            self.reused += len(new & known)
+            self.budget.points += len(new)
         return [*results, *[None] * (len(jobs) - len(results))]
 
     def run(self, jobs: Sequence[Job]) -> list[Result]:
