@@ -65,6 +65,7 @@ def _resum(graph: StepGraph, sizes: Callable[[list[Node], _Made], list[float]]) 
     meetings: dict[tuple[int, int, int], int] = {}
     next_meeting = 1 + max((node.meeting for node in graph.nodes), default=0)
     instead: dict[int, list[int]] = {}
+    last: dict[int, int] = {}
     hosts_and_kernels: list[list[int]] = [[] for _ in range(graph.ranks)]
     for place, node in enumerate(graph.nodes):
         if node.kind in ("compute", "sync"):
@@ -77,7 +78,8 @@ def _resum(graph: StepGraph, sizes: Callable[[list[Node], _Made], list[float]]) 
             key = (first.step, one.number, count)
             meeting = meetings.setdefault(key, next_meeting + len(meetings)) if first.meeting != NEVER else NEVER
             edges = [Edge(producer, "needs")]
-            edges += [Edge(new[-1], "stream")] if new else _after_calls(graph, first)
+            edges += [Edge(last[first.rank], "stream")] if first.rank in last else []
+            edges += [] if new else _after_calls(graph, first)
             graph.nodes.append(
                 Node(
                     *("comm", first.rank, first.step, cost.time_ns(size), first.recorded_ns, edges, delay_ns),
@@ -92,6 +94,7 @@ def _resum(graph: StepGraph, sizes: Callable[[list[Node], _Made], list[float]]) 
                 )
             )
             new.append(len(graph.nodes) - 1)
+            last[first.rank] = new[-1]
         _needed_after_backward(graph, hosts_and_kernels[first.rank], one.chosen)
         instead |= dict.fromkeys(one.chosen, new)
     remove(graph, instead)
