@@ -63,9 +63,6 @@ def optimize(inputs: SearchInputs) -> None:
     measurements = Measurements.begin(inputs)
     announce([space.point()], outcomes)
     space, first = _first_runs(inputs, space, measurements)
-    # The search asks for them again, and they must not count twice.
-    measurements.budget.points -= len(first)
-    measurements.reused -= len(first)
     directory = measurements.directory
     with shown_waiting("reading the traces"):
         recorded = _recorded(directory, first)

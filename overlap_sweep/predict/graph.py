@@ -107,7 +107,8 @@ class Edge:
     node: int
     why: Why
     lag_ns: float = 0.0
-    """Of `host`: time from the launch until a kernel that nothing else holds back starts."""
+    """Time from when that is over until it may start, negative if it started before. Of `host`: time from the launch
+    until a kernel that nothing else holds back starts."""
 
 
 @dataclass(frozen=True)
@@ -364,6 +365,10 @@ def _set_delays(graph: StepGraph) -> None:
             # It is held when it could have started.
             continue
         before = [(graph.nodes[edge.node].recorded_ns[edge.why != "queue"], edge) for edge in node.after]
+        for over_ns, edge in before:
+            # It started before that was over: so much earlier than that it may, but not than all else.
+            edge.lag_ns = min(0.0, node.recorded_ns[0] - over_ns)
+        before = [(over_ns + edge.lag_ns, edge) for over_ns, edge in before]
         last_ns, last = max(before, key=lambda one: one[0], default=(0.0, None))
         node.delay_ns = node.recorded_ns[0] - last_ns
         if last is not None and last.why == "host" and node.kind in ("compute", "comm"):
@@ -372,6 +377,6 @@ def _set_delays(graph: StepGraph) -> None:
             lags.append(node.delay_ns)
     usual_ns = max(0.0, median(lags)) if lags else 0.0
     for node, launch, others_ns in late:
-        launch.lag_ns = node.delay_ns
+        launch.lag_ns += node.delay_ns
         node.delay_ns = min(usual_ns, node.recorded_ns[0] - others_ns)
         launch.lag_ns -= node.delay_ns

@@ -33,7 +33,7 @@ def test_buckets_are_reduced_beside_the_rest_of_the_backward_pass() -> None:
     the second GEMM ends, and is held by the third."""
     made = graph(training(), training()).copy()
 
-    reductions.in_buckets(made, 16e6, first_bytes=16e6)
+    reductions.in_buckets(made, 16e6)
 
     assert replayed_us(made) == pytest.approx(6300 - 1000 + 2 * (15 + 992.5))
 

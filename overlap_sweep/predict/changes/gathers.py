@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from overlap_sweep.diagnosis import NEVER
 from overlap_sweep.diagnosis.collectives import REDUCTIONS
 from overlap_sweep.predict.changes.removal import remove
 from overlap_sweep.predict.graph import CannotTell, Edge, Node, StepGraph
@@ -49,29 +51,106 @@ _COPY_OUT = re.compile(r"split_with_sizes_copy")
 
 def prefetched(graph: StepGraph, ahead: int) -> None:
     """All-gathers of parameters, with the copies into their buffers, are launched as early as those of `ahead` modules
-    before, and run before the reductions that were launched in between."""
+    before, and run before the reductions that were launched in between. Those that were launched so early stay."""
     computing = {(node.rank, node.lane) for node in graph.nodes if node.is_gemm}
-    by_pass: dict[tuple[int, int, str], list[int]] = defaultdict(list)
+    by_pass: dict[tuple[int, tuple[int, int, str]], list[int]] = defaultdict(list)
     for place, node in enumerate(graph.nodes):
         if _gathers(node):
-            by_pass[node.rank, node.step, node.pass_].append(place)
+            by_pass[node.rank, (node.step, node.backward, node.pass_)].append(place)
     if not by_pass:
         raise CannotTell("No all-gather of parameters was recorded.")
-    for own in by_pass.values():
+    used = _used(graph)
+    # How many modules earlier each is to be launched; on no rank more than where it was launched earliest.
+    moved: dict[tuple[tuple[int, int, str], int], int] = {}
+    for (_, which), own in by_pass.items():
+        for number, place in enumerate(own):
+            first = next((i for i in range(number, 0, -1) if used[own[i - 1]] < place), 0)
+            key, by = (which, number), min(ahead - (number - first), number)
+            moved[key] = min(moved.get(key, by), by)
+    if max(moved.values()) <= 0:
+        graph.notes.append("Parameters are gathered so early already: it changes nothing.")
+        return
+    _on_own_streams(graph, computing)
+    passed: dict[int, set[int]] = {}
+    for (_, which), own in by_pass.items():
         units = [[*reversed(_copies_in(graph, place, computing)), place] for place in own]
         causes = [_causes(graph, unit) for unit in units]
-        for number, unit in enumerate(units[1:], start=1):
-            earlier = units[max(number - ahead, 0)]
+        for number, unit in enumerate(units):
+            cause = number - max(moved[which, number], 0)
+            if cause == number:
+                continue
+            earlier = units[cause][-1]
             for place in unit:
                 node = graph.nodes[place]
                 inside = [edge for edge in node.after if edge.node in unit]
                 stream = [edge for edge in node.after if edge.why == "stream" and edge.node not in unit]
-                passed = [edge for edge in stream if edge.node > earlier[-1] and _is_reduction(graph.nodes[edge.node])]
-                node.after = [*inside, *(edge for edge in stream if edge not in passed)]
-                node.after += [replace(edge) for edge in causes[max(number - ahead, 0)]]
-                node.after += [Edge(earlier[-1], "stream")] if place == unit[-1] and passed else []
-                for edge in passed:
-                    graph.nodes[edge.node].after.append(Edge(place, "stream"))
+                kept, passed[place] = _passing(graph, stream, earlier, passed)
+                node.after = [*inside, *kept, *(replace(edge) for edge in causes[cause])]
+                node.after += [] if node.after else [Edge(own[number - 1], "stream")]
+                for one in passed[place]:
+                    graph.nodes[one].after.append(Edge(place, "stream"))
+    for place, node in enumerate(graph.nodes):
+        if place not in passed:
+            over = {one for edge in node.after if edge.why == "stream" for one in passed.get(edge.node, ())}
+            node.after += [Edge(one, "stream") for one in sorted(over) if one < place]
+
+
+def _passing(
+    graph: StepGraph, stream: Iterable[Edge], earlier: int, passed: Mapping[int, Iterable[int]]
+) -> tuple[list[Edge], set[int]]:
+    """Returns what a gather comes after on its stream and in its group if it passes the reductions launched after
+    `earlier`, and these. `passed`: the same of gathers before it."""
+    kept, own, ahead = [], set[int](), [*stream]
+    # It does not pass what its own stream may wait for.
+    earlier = max([earlier, *(edge.node for edge in ahead if graph.nodes[edge.node].kind == "compute")])
+    while ahead:
+        edge = ahead.pop()
+        if edge.node > earlier and _is_reduction(graph.nodes[edge.node]):
+            if edge.node not in own:
+                own.add(edge.node)
+                ahead += [
+                    before
+                    for before in graph.nodes[edge.node].after
+                    if before.why == "stream" and graph.nodes[before.node].kind == "comm"
+                ]
+        else:
+            kept.append(replace(edge))
+            ahead += [Edge(one, "stream") for one in passed.get(edge.node, ()) if one not in own]
+    return kept, own
+
+
+def _used(graph: StepGraph) -> dict[int, int]:
+    """Returns the first matrix multiplication after each gather's parameters were waited for; NEVER if nothing did."""
+    used: dict[int, int] = defaultdict(lambda: NEVER)
+    waited_for: dict[int, set[int]] = defaultdict(set)
+    for place, node in enumerate(graph.nodes):
+        if node.kind == "compute":
+            before = {edge.node for edge in node.after if edge.why in ("needs", "stream") and edge.node not in used}
+            waited_for[node.rank] |= {one for one in before if _gathers(graph.nodes[one])}
+        if node.is_gemm:
+            used |= dict.fromkeys(waited_for.pop(node.rank, ()), place)
+    return used
+
+
+def _on_own_streams(graph: StepGraph, computing: set[tuple[int, int]]) -> None:
+    """Moves gathers off streams that compute: they then need what was launched there before them, and are needed by
+    what was launched there next, which comes after the former."""
+    lane = max(node.lane for node in graph.nodes) + 1
+    before: dict[int, list[Edge]] = {}
+    for place, node in enumerate(graph.nodes):
+        passed = [edge for edge in node.after if edge.why == "stream" and edge.node in before]
+        lined_up = [replace(one) for edge in passed for one in before[edge.node]]
+        if _gathers(node) and (node.rank, node.lane) in computing:
+            stream = [edge for edge in node.after if edge.why == "stream" and edge.node not in before]
+            before[place] = [*lined_up, *(replace(edge) for edge in stream)]
+            node.lane = lane
+            for edge in stream:
+                if graph.nodes[edge.node].kind == "compute":
+                    edge.why = "needs"
+        elif passed:
+            for edge in passed if node.kind == "compute" else ():
+                edge.why = "needs"
+            node.after += lined_up
 
 
 def _copies_in(graph: StepGraph, place: int, computing: set[tuple[int, int]]) -> list[int]:

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
+from math import ceil
 from statistics import median
 
 from overlap_sweep.diagnosis import NEVER
@@ -15,78 +16,106 @@ from overlap_sweep.predict.changes.removal import remove
 from overlap_sweep.predict.costs import LEEWAY, costs_of, family_of
 from overlap_sweep.predict.graph import CannotTell, Edge, Node, StepGraph
 
-FIRST_BUCKET_BYTES = 1_048_576
-"""DistributedDataParallel's own, unless it is said: the first bucket is to start early."""
+SAME_SIZE = 0.1
+"""Share by which sizes of all-reduces may differ and are the same."""
 
 
-def in_buckets(graph: StepGraph, bucket_bytes: float, first_bytes: float = FIRST_BUCKET_BYTES) -> None:
-    """Gradients are summed in buckets of this size, as soon as the backward pass has made them."""
+def in_buckets(graph: StepGraph, bucket_bytes: float) -> None:
+    """Gradients are summed in buckets of this size, as soon as the backward pass has made them. So is the first: that
+    of DistributedDataParallel has 1 MB only where no `bucket_cap_mb` is given."""
 
-    def sizes(total: float, finest: float) -> list[float]:
-        found, left, limit = [], total, first_bytes
-        while left > 0:
-            # A bucket is closed by the gradient that fills it.
-            size = min(left, max(limit, finest))
-            if left - size < finest / 2:
-                size = left
-            found.append(size)
-            left, limit = left - size, bucket_bytes
-        return found
+    def sizes(_: list[Node], made: _Made) -> list[float]:
+        # A bucket is closed by the gradient that fills it.
+        size = ceil(bucket_bytes / made.finest_bytes) * made.finest_bytes
+        total = made.reached_bytes[-1]
+        full = max(0, ceil((total - made.finest_bytes / 2) / size) - 1)
+        return [size] * full + [total - full * size]
 
-    _resum(graph, lambda own, finest: sizes(sum(node.bytes or 0 for node in own), finest))
+    _resum(graph, sizes)
 
 
 def in_hooks(graph: StepGraph) -> None:
     """Gradients are summed one by one, as soon as the backward pass has made them, the last layer's first."""
-    _resum(graph, lambda own, finest: [float(node.bytes or 0) for node in reversed(own)])
+
+    def sizes(nodes: list[Node], made: _Made) -> list[float]:
+        # After the backward pass they are summed in the order of parameters.
+        at_the_end = made.launched_after[0] == made.producers[-1]
+        return [float(node.bytes or 0) for node in (reversed(nodes) if at_the_end else nodes)]
+
+    _resum(graph, sizes)
 
 
-def _resum(graph: StepGraph, sizes: Callable[[list[Node], float], list[float]]) -> None:
-    """Replaces the all-reduces of gradients by others. `sizes`: returns theirs in bytes, from the recorded ones of a
-    step and the least bytes that a gradient has."""
-    costs = costs_of(graph.nodes)
-    meetings: dict[tuple[int, int, int], int] = {}
-    next_meeting = 1 + max((node.meeting for node in graph.nodes), default=0)
-    instead: dict[int, list[int]] = {}
-    hosts_and_kernels: list[list[int]] = [[] for _ in range(graph.ranks)]
-    for place, node in enumerate(graph.nodes):
-        if node.kind in ("compute", "sync"):
-            hosts_and_kernels[node.rank].append(place)
+def _resum(graph: StepGraph, sizes: Callable[[list[Node], _Made], list[float]]) -> None:
+    """Replaces the all-reduces of gradients by others, unless they are these already. `sizes`: returns theirs in bytes,
+    from the recorded ones of a backward pass."""
+    wanted: list[_Wanted] = []
     for (rank, step), own in _reductions(graph, ("all_reduce",)).items():
         for number, chosen in enumerate(_by_microbatch(graph, own)):
             nodes = [graph.nodes[place] for place in chosen]
             if any(node.bytes is None for node in nodes):
                 raise CannotTell("The trace does not have the sizes of the all-reduces.")
             made = _gradients_made(graph, rank, step, chosen)
-            family = family_of(nodes[0])
-            delay_ns = median(node.delay_ns for node in nodes)
-            position, new = 0.0, list[int]()
-            for count, size in enumerate(sizes(nodes, made.finest_bytes)):
-                position += size
-                producer = made.after(position)
-                key = (step, number, count)
-                meeting = meetings.setdefault(key, next_meeting + len(meetings)) if nodes[0].meeting != NEVER else NEVER
-                edges = [Edge(producer, "needs")]
-                edges += [Edge(new[-1], "stream")] if new else _after_calls(graph, nodes[0])
-                graph.nodes.append(
-                    Node(
-                        *("comm", rank, step, costs[family].time_ns(size), nodes[0].recorded_ns, edges, delay_ns),
-                        lane=nodes[0].lane,
-                        pass_="bwd",
-                        meeting=meeting,
-                        call=nodes[0].call,
-                        role="gradient",
-                        bytes=round(size),
-                        held_ns=0.0,
-                        leeway=LEEWAY,
-                    )
-                )
-                new.append(len(graph.nodes) - 1)
-            _needed_after_backward(graph, hosts_and_kernels[rank], chosen)
-            instead |= dict.fromkeys(chosen, new)
-    if not instead:
+            wanted.append(_Wanted(number, chosen, made, sizes(nodes, made)))
+    if not wanted:
         raise CannotTell("No all-reduce of gradients was recorded.")
+    if _are_there(graph, wanted):
+        graph.notes.append("Gradients are summed so already: it changes nothing.")
+        return
+    costs = costs_of(graph.nodes)
+    meetings: dict[tuple[int, int, int], int] = {}
+    next_meeting = 1 + max((node.meeting for node in graph.nodes), default=0)
+    instead: dict[int, list[int]] = {}
+    last: dict[int, int] = {}
+    hosts_and_kernels: list[list[int]] = [[] for _ in range(graph.ranks)]
+    for place, node in enumerate(graph.nodes):
+        if node.kind in ("compute", "sync"):
+            hosts_and_kernels[node.rank].append(place)
+    for one in wanted:
+        nodes = [graph.nodes[place] for place in one.chosen]
+        first, new = nodes[0], list[int]()
+        cost, delay_ns = costs[family_of(first)], median(node.delay_ns for node in nodes)
+        for count, (size, producer) in enumerate(one.producers()):
+            key = (first.step, one.number, count)
+            meeting = meetings.setdefault(key, next_meeting + len(meetings)) if first.meeting != NEVER else NEVER
+            edges = [Edge(producer, "needs")]
+            edges += [Edge(last[first.rank], "stream")] if first.rank in last else []
+            edges += [] if new else _after_calls(graph, first)
+            graph.nodes.append(
+                Node(
+                    *("comm", first.rank, first.step, cost.time_ns(size), first.recorded_ns, edges, delay_ns),
+                    lane=first.lane,
+                    pass_="bwd",
+                    meeting=meeting,
+                    call=first.call,
+                    role="gradient",
+                    bytes=round(size),
+                    held_ns=0.0 if graph.on_device else None,
+                    leeway=LEEWAY,
+                )
+            )
+            new.append(len(graph.nodes) - 1)
+            last[first.rank] = new[-1]
+        _needed_after_backward(graph, hosts_and_kernels[first.rank], one.chosen)
+        instead |= dict.fromkeys(one.chosen, new)
     remove(graph, instead)
+
+
+def _are_there(graph: StepGraph, wanted: Sequence[_Wanted]) -> bool:
+    """Returns whether the calls that were recorded have the sizes wanted, and most of them were launched as soon as
+    their gradients were there, and held nothing of the backward pass up."""
+    if not all(one.has_sizes(graph) for one in wanted):
+        return False
+    calls = {place for one in wanted for place in one.chosen}
+    other = {
+        place
+        for one in wanted
+        for place, (_, producer), recorded in zip(one.chosen, one.producers(), one.made.launched_after, strict=True)
+        if producer != recorded
+    }
+    for node in graph.nodes:
+        if node.kind in ("compute", "sync") and node.pass_ == "bwd":
+            other |= {edge.node for edge in node.after if edge.why != "queue" and edge.node in calls}
+    return 2 * len(other) < len(calls)
 
 
 def _needed_after_backward(graph: StepGraph, own: Sequence[int], chosen: Sequence[int]) -> None:
@@ -102,12 +131,40 @@ def _needed_after_backward(graph: StepGraph, own: Sequence[int], chosen: Sequenc
     after = max(last, chosen[-1])
     following = next((place for place in own if place > after and graph.nodes[place].kind == "compute"), None)
     if following is not None:
-        graph.nodes[following].after += [Edge(place, "needs") for place in chosen]
+        node = graph.nodes[following]
+        node.after += [Edge(place, "needs") for place in chosen]
+        # On a CPU what waited can seem to start before the end of what it waited for: all of that is a delay then.
+        ended_ns = max(graph.nodes[place].recorded_ns[1] for place in chosen)
+        node.delay_ns = min(node.delay_ns, max(0.0, node.recorded_ns[0] - ended_ns))
 
 
 def _after_calls(graph: StepGraph, node: Node) -> list[Edge]:
     """Returns what communication on its stream it comes after: hooks launch on a stream that does not compute."""
     return [edge for edge in node.after if edge.why == "stream" and graph.nodes[edge.node].kind == "comm"]
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """The sums of the gradients of one backward pass."""
+
+    number: int
+    """Of the backward pass in its step."""
+    chosen: list[int]
+    """Calls that were recorded."""
+    made: _Made
+    sizes: list[float]
+    """Bytes, in the order of the new calls."""
+
+    def producers(self) -> list[tuple[float, int]]:
+        """Returns for each new call its bytes and the computation that it comes after."""
+        return [(size, self.made.after(until)) for size, until in zip(self.sizes, accumulate(self.sizes), strict=True)]
+
+    def has_sizes(self, graph: StepGraph) -> bool:
+        """Returns whether the calls that were recorded have these sizes, in this order."""
+        recorded = [graph.nodes[place].bytes or 0 for place in self.chosen]
+        return len(recorded) == len(self.sizes) and all(
+            abs(size - old) <= SAME_SIZE * old for size, old in zip(self.sizes, recorded, strict=True)
+        )
 
 
 @dataclass(frozen=True)
@@ -117,6 +174,8 @@ class _Made:
     reached_bytes: list[float]
     """Bytes that were made when each of the `producers` had ended, ascending."""
     producers: list[int]
+    launched_after: list[int]
+    """The last of them before each call."""
     finest_bytes: float
     """About the bytes of one gradient."""
 
@@ -154,8 +213,9 @@ def _gradients_made(graph: StepGraph, rank: int, step: int, chosen: list[int]) -
             reached.append(total + size * so_far_ns / max(sum(took_ns), 1.0))
             producers.append(gemm)
         total, begun = total + size, until
-    # Half of the multiplications make gradients of weights.
-    return _Made(reached, producers, total / max(len(gemms) / 2, 1))
+    launched_after = [gemms[max(bisect(gemms, place) - 1, 0)] for place in chosen]
+    # Half of the multiplications make gradients of weights; the first layer has no others.
+    return _Made(reached, producers, launched_after, total / ceil(len(gemms) / 2))
 
 
 def unsynchronised(graph: StepGraph) -> None:
