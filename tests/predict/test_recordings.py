@@ -32,7 +32,7 @@ def recordings(folder: Path) -> dict[str, StepGraph]:
     found = {}
     for archive in sorted(DATA.glob("*/*.tar.xz")):
         name = f"{archive.parent.name}/{archive.name.removesuffix('.tar.xz')}"
-        for own in sorted(unpacked(folder, name).iterdir()):
+        for own in sorted(unpacked(folder, DATA / name).iterdir()):
             graph = graph_of(own) if own.is_dir() else None
             if graph and graph.steps:
                 found[f"{name}/{own.name}"] = graph
@@ -53,7 +53,7 @@ def job(folder: Path) -> dict[str, StepGraph]:
 
 
 def of_gpu(folder: Path, name: str) -> StepGraph:
-    graph = graph_of(unpacked(folder, "causes/h200x2") / name)
+    graph = graph_of(unpacked(folder, DATA / "causes" / "h200x2") / name)
     assert graph is not None
     return graph
 
