@@ -125,7 +125,8 @@ def _best_first(trail: KnobTrail, prior: Prior, effort: Search, origin: Setting,
             trail.fixed.add(change[0])
             left = [other for other in left if change_of[other][0] != change[0]]
         if origin == trail.baseline and setting in trail.found.of:
-            prior.learn(change, trail.found.gain(origin, setting).time_us / trail.found.time_us(origin))
+            gain, origin_us = trail.found.gain(origin, setting), trail.found.time_us(origin)
+            prior.learn(change, gain.time_us / origin_us, gain.noise_us / origin_us)
 
 
 def _changes(trail: KnobTrail, origin: Setting, knobs: Sequence[int]) -> Iterator[Setting]:

@@ -21,25 +21,28 @@ class Prior:
     """Expectations, and what measurements have said of them so far."""
 
     expected: Mapping[Change, Expected]
-    _measured: dict[Change, float] = field(default_factory=dict)
+    _measured: dict[Change, tuple[float, float]] = field(default_factory=dict)
 
-    def learn(self, change: Change, gain: float) -> None:
-        """Takes in what a change has gained, as a share of the baseline's time."""
+    def learn(self, change: Change, gain: float, noise: float) -> None:
+        """Takes in what a change has gained, and its noise, as shares of the baseline's time."""
         if change in self.expected:
-            self._measured[change] = gain
+            self._measured[change] = gain, noise
 
     @property
     def scale(self) -> float:
         """Returns how many times what was predicted was gained so far, from all that were measured and that all are as
         predicted; not negative."""
-        pairs = [(self.expected[one].gain, gain) for one, gain in self._measured.items() if self._is_predicted(one)]
-        together = sum(expected * gain for expected, gain in pairs) + SURE**2
-        return max(0.0, together / (sum(expected**2 for expected, _ in pairs) + SURE**2))
+        known = [(self.expected[one].gain, *found) for one, found in self._measured.items() if self._is_predicted(one)]
+        # What is lost in noise says little.
+        weighted = [(SURE**2 / (SURE**2 + noise**2), expected, gain) for expected, gain, noise in known]
+        together = sum(weight * expected * gain for weight, expected, gain in weighted) + SURE**2
+        return max(0.0, together / (sum(weight * expected**2 for weight, expected, _ in weighted) + SURE**2))
 
     @property
     def above(self) -> float:
-        """Returns by how much a gain was farthest above its interval so far; 0 if none was."""
-        over = (gain - self.expected[one].high for one, gain in self._measured.items() if self._is_predicted(one))
+        """Returns by how much a gain was farthest above its interval so far, beyond its noise; 0 if none was."""
+        measured = self._measured.items()
+        over = (gain - noise - self.expected[one].high for one, (gain, noise) in measured if self._is_predicted(one))
         return max(0.0, *over, 0.0)
 
     def gain(self, change: Change) -> float:
