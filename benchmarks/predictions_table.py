@@ -38,7 +38,7 @@ class Judged(NamedTuple):
     before_ms: float
     after_ms: float
     half_us: float
-    """What the interval has at least on each side."""
+    """Least half-width of the interval."""
     deviation_us: float
     """Standard deviation of the recorded steps."""
     on_device: bool

@@ -33,7 +33,7 @@ from causes.scenario import Job, Scenario, needed
 TURNS, STEPS_IN_TURN = 6, 3
 """Turns of both sides before their traces are recorded, and as many after."""
 LAUNCHES = 2
-"""Of each environment, if a pair needs two."""
+"""Number of launches of each environment, if a pair needs two."""
 
 
 def main() -> int:

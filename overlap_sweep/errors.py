@@ -53,6 +53,14 @@ def first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
+def was_interrupted(error: BaseException | None) -> bool:
+    """Returns whether an error came of an interruption: a library that is interrupted while it tidies up may raise
+    another one."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
+
+
 class Refused(Exception):
     """The point makes no sense here, and why: it is recorded as `skipped`, and the sweep goes on."""
 

@@ -42,7 +42,7 @@ class Pair:
     before: Scenario
     after: Scenario
     change: str
-    """As `predict` takes it."""
+    """Name and value of the change, as `predict` takes it."""
     back: str = ""
     """The change from `after` to `before`, if it has a name."""
 
@@ -138,7 +138,7 @@ def ddp_waiting(job: Job, parts: tuple[float, float]) -> Step:
 
 
 class Batches(IterableDataset[Tensor]):
-    """The same batch again and again, each after some seconds."""
+    """Yields the same batch again and again, each after some seconds."""
 
     def __init__(self, batch: Tensor, seconds: float) -> None:
         self.batch, self.seconds = batch, seconds

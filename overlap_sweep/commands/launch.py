@@ -16,7 +16,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from overlap_sweep import workloads
-from overlap_sweep.errors import UserError, end, in_words, is_of_users_system
+from overlap_sweep.errors import UserError, end, in_words, is_of_users_system, was_interrupted
 from overlap_sweep.hydra_adapter.composition import run_as_typed
 from overlap_sweep.hydra_adapter.mistakes import checked, errors_in_one_line
 from overlap_sweep.program import analyze_program, conf_folder, end_unread, print_version, stdout_is_closed
@@ -146,6 +146,10 @@ def _measure() -> None:
             error.filename = error.filename or outcomes.root
             sys.exit(f"error: {in_words(error)}")
         sys.exit(f"error: {error.filename} cannot be used ({error.strerror}); give another directory or file.")
+    except Exception as error:
+        if was_interrupted(error):
+            raise KeyboardInterrupt from error
+        raise
 
 
 def main(*, headlines: bool = True) -> None:

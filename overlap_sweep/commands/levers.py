@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from overlap_sweep.commands import output
-from overlap_sweep.errors import UsageError, UserError, nearest
-from overlap_sweep.levers import OPTION, Lever, programs, shells
-from overlap_sweep.levers import levers as known_levers
+from overlap_sweep.errors import UserError
+from overlap_sweep.levers import OPTION, Lever, named, programs, shells
 from overlap_sweep.levers.training import Training
 from overlap_sweep.program import analyze_program
 from overlap_sweep.report.console import GAP, print_lines, print_table
@@ -113,7 +112,7 @@ def levers(
     Exit status: 0 success, 1 error, 2 wrong usage.
     """
     names = [name.removeprefix("+").removeprefix(OPTION) for name in names or ()]
-    chosen = _named(names)
+    chosen = named(names)
     target = _target(for_) if for_ is not None else None
     rows = [_row(name, lever, target) for name, lever in chosen.items()]
 
@@ -167,24 +166,6 @@ def _brief(text: str, longest: int) -> str:
 
 def _place(mends: str, causes: Sequence[str]) -> int:
     return min((causes.index(cause) for cause in mends.split(", ") if cause), default=len(causes))
-
-
-def _named(names: Iterable[str]) -> dict[str, Lever]:
-    known = known_levers()
-    found: dict[str, Lever] = {}
-    for name in names:
-        own = (
-            {name: known[name]}
-            if name in known
-            else {each: one for each, one in known.items() if each.startswith(name)}
-        )
-        if not own:
-            near = nearest(name, [*known, *(each.partition(".")[0] for each in known)])
-            raise UsageError(
-                f"Unknown lever {name}. {f'Did you mean {near}?' if near else 'Leave it out to list all.'}"
-            )
-        found |= own
-    return found or known
 
 
 def _row(name: str, lever: Lever, target: _Target | None) -> Row:

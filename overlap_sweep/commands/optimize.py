@@ -72,7 +72,8 @@ def optimize(
     Exit status: 0 whatever the answer, 1 error, 2 wrong usage, 3 if --fail-if holds, 130 Ctrl-C.
     """
     overrides, command = _parted(words or [])
-    out.check_fail_if(fail_expressions, _frame(None))
+    if fail_expressions:
+        out.check_fail_if(fail_expressions, _frame(None))
     from overlap_sweep.commands.launch import main as launch
     from overlap_sweep.hydra_adapter.overrides import override_value
     from overlap_sweep.levers.launchers import started_processes
@@ -108,7 +109,8 @@ def optimize(
     answer = _printed(outcomes.root, format)
     if status == 130:
         sys.exit(130)
-    out.fail_if(fail_expressions, _frame(answer), "answers")
+    if fail_expressions:
+        out.fail_if(fail_expressions, _frame(answer), "answers")
 
 
 def _parted(words: list[str]) -> tuple[list[str], list[str]]:
@@ -153,12 +155,13 @@ def _printed(directory: Path, format: Format) -> Answer:
 def _frame(answer: Answer | None) -> pd.DataFrame:
     """Returns the answer's numbers as a row, for --fail-if; None: the columns alone."""
     import pandas as pd
+    from msgspec.structs import fields
 
     from overlap_sweep.optimizer.answer import Answer
 
-    types = {name: hint for name, hint in Answer.__annotations__.items() if hint in ("float", "bool", "int", "str")}
+    types = {one.name: one.type for one in fields(Answer) if one.type in (bool, int, float)}
     rows = [] if answer is None else [{name: getattr(answer, name) for name in types}]
-    return pd.DataFrame(rows, columns=[*types]).astype({n: t if t != "str" else "object" for n, t in types.items()})
+    return pd.DataFrame(rows, columns=[*types]).astype(types)
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -181,6 +181,26 @@ def chosen(given: Mapping[str, Any]) -> dict[str, Value]:
             raise UsageError(f"job.levers.{name}={programs.text(value)} {reason}.")
         found[name] = value
     return found
+
+
+def named(names: Iterable[str]) -> dict[str, Lever]:
+    """Returns the levers whose names begin with one of these, such as those of a family; without names all. UsageError
+    if none does."""
+    known = levers()
+    found: dict[str, Lever] = {}
+    for name in names:
+        own = [name] if name in known else [each for each in known if each.startswith(name)]
+        if not own:
+            near = nearest(name, [*known, *(each.partition(".")[0] for each in known)])
+            raise UsageError(f"Unknown lever {name}. {f'Did you mean {near}?' if near else 'Leave it out for all.'}")
+        found |= {each: known[each] for each in own}
+    return found or known
+
+
+def change_of(name: str, value: Value) -> str:
+    """Returns a lever's value as a change of `predict`, which that may not know."""
+    lever, text = levers().get(name), programs.text(value)
+    return lever.change.replace("{value}", text) if lever and lever.change else f"{name}={text}"
 
 
 def lever_named(name: str) -> Lever:

@@ -10,10 +10,10 @@ from overlap_sweep.levers import Lever, programs, shells
 
 @dataclass(frozen=True)
 class Training:
-    """What is known of a training."""
+    """A training, as far as its trace and its command show it."""
 
     libraries: Collection[str] | None = None
-    """What a trace shows of diagnosis.facts.LIBRARIES; None without a trace."""
+    """Names of diagnosis.facts.LIBRARIES that a trace shows; None without a trace."""
     words: Sequence[str] = ()
     """The command's."""
     texts: Mapping[str, str] = field(default_factory=dict)

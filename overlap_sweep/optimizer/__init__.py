@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from overlap_sweep.errors import UserError
-from overlap_sweep.program import environment_with_package
+from overlap_sweep.runtime import own_command
 
 if TYPE_CHECKING:
     from overlap_sweep.optimizer.answer import Answer
@@ -40,27 +37,17 @@ def optimize(
 
     UserError for a wrong argument, and with the command's error if it cannot be measured.
     """
-    import msgspec
-
-    from overlap_sweep.optimizer.answer import Answer
-
     words = shlex.split(command) if isinstance(command, str) else list(command)
-    options: dict[str, object] = {"runs": runs, "ranks": ranks, "output": output_dir, "levers": ",".join(levers)}
+    options: dict[str, object] = {"runs": runs, "ranks": ranks, "levers": ",".join(levers)}
     given = [word for name, value in options.items() if value for word in (f"--{name}", str(value))]
-    given += ["--minutes", str(minutes), "--allow", allow, "--memory", str(memory), "--format", "json"]
-    process = subprocess.run(
-        [sys.executable, "-m", "overlap_sweep", "optimize", *given, *overrides, "--", *words],
-        env=environment_with_package(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE if quiet else None,
-        text=True,
-        check=False,
-    )
-    if process.returncode:
-        errors = [line for line in (process.stderr or "").splitlines() if line.startswith("error: ")]
-        raise UserError(errors[-1].removeprefix("error: ") if errors else "The command was not optimized; see above.")
-    return msgspec.json.decode(process.stdout, type=Answer)
+    given += ["--minutes", str(minutes), "--allow", allow, "--memory", str(memory)]
+    with own_command.results_in(output_dir) as directory:
+        arguments = [*given, "--output", str(directory), *overrides, "--", *words]
+        own_command.run([*own_command.PROGRAM, "optimize", *arguments], quiet=quiet)
+    # Imported here, because `overlap_sweep` is imported by trainings.
+    from overlap_sweep.optimizer.answer import read_answer
+
+    return read_answer(directory)
 
 
 def as_template(command: Sequence[str]) -> str:

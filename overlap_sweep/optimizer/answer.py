@@ -1,23 +1,23 @@
-"""What optimizing has found, from the files of its directory: as data, and in a few lines."""
+"""Reads the answer of an optimization from its directory, and says it in a few lines."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.hydra_adapter.overrides import override_value
 from overlap_sweep.levers import OPTION
 from overlap_sweep.optimizer.candidates import Candidate
 from overlap_sweep.optimizer.record import OptimizeRecord
 from overlap_sweep.report.numbers import as_duration, as_percent
 from overlap_sweep.results.gain import NO_GAIN, Gain
 from overlap_sweep.results.measured import Scalar
-from overlap_sweep.results.points import Point, read_points
-from overlap_sweep.results.records import KnobRecord, KnobSearch
+from overlap_sweep.results.points import read_points
+from overlap_sweep.results.records import Expected, KnobRecord
+from overlap_sweep.study import searched
 from overlap_sweep.study.section import judged
 from overlap_sweep.study.words import cautions
 from overlap_sweep.workloads.job.rows import JobRow
@@ -25,7 +25,6 @@ from overlap_sweep.workloads.job.study import STUDY
 
 if TYPE_CHECKING:
     from overlap_sweep.predict.predictions import Prediction
-    from overlap_sweep.workloads.job.rows import Analysis
 
 AS_IT_IS = "the command as it is"
 MOST_CAUSES = 3
@@ -33,26 +32,25 @@ MOST_CAUSES = 3
 
 
 class Trial(msgspec.Struct, kw_only=True):
-    """A setting that was run."""
+    """A setting that was tried."""
 
     settings: dict[str, Scalar]
     """Values of levers, by name; none of the command as it is."""
     step_us: float | None
-    """None if no run was measured."""
-    noise_us: float | None
+    """Time of the command as it is, less what was gained; None if it was not measured."""
     gain: float | None
     """Share of the time of the command as it is that it saves."""
-    predicted: float | None
-    """The same as expected before, of a single lever; None if nothing was."""
-    predicted_low: float | None
-    predicted_high: float | None
-    runs: int
+    noise: float | None
+    """Half of the gain's 95 % confidence interval."""
+    expected: Expected | None
+    """What was expected of it before, of a single lever; None if nothing was."""
     effect: str
     """What it changed in what ran; empty without traces."""
     results: str
-    """Whether it computes the same: equal, rounding, differs or unknown."""
-    reason: str
-    """Why it was not measured, or must not be used."""
+    """Whether it computes the same: equal, rounding or differs; - if that is unknown, empty if it was not measured."""
+    note: str
+    """Why it was not measured or must not be used, or that it is the best."""
+    is_refused: bool
 
 
 class Exposed(msgspec.Struct, kw_only=True):
@@ -118,20 +116,17 @@ def read_answer(directory: Path) -> Answer:
     analyses = judged(STUDY, [point for point in points if point.status == "ok"], {directory: knobs})
     # The command as it is was measured, so there is one; a first run with another number of ranks failed.
     (analysis,) = analyses
-    return _answer(analysis, points, record, knobs)
-
-
-def _answer(analysis: Analysis, points: Sequence[Point], record: OptimizeRecord, knobs: KnobRecord) -> Answer:
+    (found,) = knobs.searches
+    rows = searched.rows_by_point(analysis, directory)
     best, reference = analysis.best, analysis.reference
-    (searched,) = knobs.searches
     is_better = best is not reference and analysis.gain is not None and analysis.proven
     gain = analysis.gain if is_better and analysis.gain else NO_GAIN
     winner = best if is_better else reference
     write = STUDY.to_write(analysis) if is_better else ""
-    seen = "" if is_better or not searched.best else _not_proven(searched.best, searched.gain)
+    seen = "" if is_better or not found.best else _not_proven(found.best, found.gain)
     return Answer(
         answer=_sentence(winner, gain, seen=seen, is_better=is_better),
-        settings=_settings(winner),
+        settings=_settings(winner.options),
         gain=gain.share,
         low=gain.share - gain.noise,
         high=gain.share + gain.noise,
@@ -142,14 +137,14 @@ def _answer(analysis: Analysis, points: Sequence[Point], record: OptimizeRecord,
         memory_gb=winner.peak_memory_gb,
         memory_before_gb=reference.peak_memory_gb,
         results=winner.equality.verdict if winner.equality and is_better else "equal",
-        trials=list(_trials(analysis, searched)),
+        trials=[_trial(one) for one in searched.trials(STUDY, analysis, found, rows)],
         left_out=record.left_out
-        | {name.removeprefix(OPTION): "nothing could be gained, by what was predicted" for name in searched.hopeless},
+        | {name.removeprefix(OPTION): "nothing could be gained, by what was predicted" for name in found.hopeless},
         not_allowed=record.not_allowed,
         exposed=list(_exposed(winner)),
         runs=len(points),
         minutes=knobs.elapsed_s / 60,
-        stopped=searched.stopped,
+        stopped=found.stopped,
         cautions=cautions(STUDY, analysis),
     )
 
@@ -170,39 +165,22 @@ def _not_proven(best: dict[str, str], gain: Gain | None) -> str:
     return f" {names} seemed {gain.in_words('it') if gain else 'faster'}, NOT PROVEN."
 
 
-def _settings(row: JobRow) -> dict[str, Scalar]:
-    return {name.removeprefix(OPTION): value for name, value in row.options.items() if name.startswith(OPTION)}
+def _settings(options: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    return {name.removeprefix(OPTION): value for name, value in options.items() if name.startswith(OPTION)}
 
 
-def _trials(analysis: Analysis, searched: KnobSearch) -> Iterator[Trial]:
-    failed = {frozenset(one.changed.items()): one for one in searched.failed}
-    for row in analysis.rows:
-        settings = _settings(row)
-        changed = {f"{OPTION}{name}": override_value(value) for name, value in settings.items()}
-        one = searched.expected_of(changed)
-        wrong = failed.pop(frozenset(changed.items()), None)
-        yield Trial(
-            settings=settings,
-            step_us=row.time_us,
-            noise_us=row.step.noise_us,
-            gain=1 - row.time_us / analysis.reference.time_us,
-            predicted=one.gain if one else None,
-            predicted_low=one.low if one else None,
-            predicted_high=one.high if one else None,
-            runs=len(row.points),
-            effect=row.effect.in_brief if row.effect else "",
-            results=row.equality.verdict if row.equality else "",
-            reason=wrong.reason if wrong else "",
-        )
-    for other in failed.values():
-        yield Trial(
-            settings={key.removeprefix(OPTION): value for key, value in other.changed.items()},
-            **dict.fromkeys(("step_us", "noise_us", "gain", "predicted", "predicted_low", "predicted_high"), None),
-            runs=1,
-            effect="",
-            results="",
-            reason=other.reason,
-        )
+def _trial(one: searched.Trial) -> Trial:
+    return Trial(
+        settings=_settings(one.row.options if one.row else one.changed),
+        step_us=one.trial_us,
+        gain=one.gain.share if one.gain else None,
+        noise=one.gain.noise if one.gain else None,
+        expected=one.expected,
+        effect=one.effect,
+        results=one.results,
+        note=one.note,
+        is_refused=one.is_refused,
+    )
 
 
 def _exposed(row: JobRow) -> Iterator[Exposed]:
@@ -274,7 +252,7 @@ def _of_cause(one: Exposed) -> str:
 
 def _tried(answer: Answer) -> str:
     settings = [one for one in answer.trials if one.settings]
-    measured = len([one for one in settings if not one.reason])
+    measured = len([one for one in settings if not one.is_refused])
     early = f"; ended early: {answer.stopped}" if answer.stopped else ""
     failed = f", {len(settings) - measured} more must not be used" if measured < len(settings) else ""
     tried = f"Measured {measured} settings{failed}, in {answer.runs} runs, {as_duration(60 * answer.minutes)}{early}."

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from overlap_sweep.errors import UsageError, nearest
-from overlap_sweep.levers import Lever, Value, levers, programs
+from overlap_sweep.levers import Lever, Value, change_of, programs
 from overlap_sweep.levers.training import Training
 from overlap_sweep.results.records import Expected
 
@@ -34,36 +33,20 @@ class Candidate(msgspec.Struct, frozen=True):
     value: Value
     needs: Allowed
     """What has to be allowed for it to be tried."""
-    basis: Literal["predicted", "bound", "unknown"]
-    """`bound`: no more can be gained; `unknown`: nothing in the recording says what it does."""
-    gain: float
-    """Shares of the step's time; losses are negative."""
-    low: float
-    high: float
-    why: str
-    """The change that was predicted, or the cause that it can mend."""
+    expected: Expected | None
+    """None if nothing in the recording says what it does."""
 
     @property
     def name(self) -> str:
         return f"{self.lever}={programs.text(self.value)}"
 
     @property
-    def expected(self) -> Expected | None:
-        """Returns what a search is given; None if nothing is known."""
-        if self.basis == "unknown":
-            return None
-        return Expected(self.gain, self.low, self.high, is_predicted=self.basis == "predicted", why=self.why)
+    def gain(self) -> float:
+        return self.expected.gain if self.expected else 0.0
 
     @property
     def in_words(self) -> str:
-        """Returns such as `5.1% faster (2.0 to 8.3)`, or `at most 7.0% (issued_late)`."""
-        if self.basis == "unknown":
-            return "unknown"
-        if self.basis == "bound":
-            return f"at most {self.high:.1%} ({self.why})"
-        word = "faster" if self.gain >= 0 else "slower"
-        low, high = sorted((self.low, self.high) if self.gain >= 0 else (-self.high, -self.low))
-        return f"{abs(self.gain):.1%} {word} ({100 * low:.1f} to {100 * high:.1f})"
+        return self.expected.in_words if self.expected else "unknown"
 
 
 @dataclass(frozen=True)
@@ -94,30 +77,17 @@ def candidates(recorded: Recorded, chosen: Mapping[str, Lever]) -> tuple[list[Ca
     changes = [change for change in dict.fromkeys(change for change, _ in values.values()) if change]
     told = _pooled(recorded.predict(changes) if changes else ())
     found = [
-        _candidate(name, chosen[name], value, change, told.get(change), recorded.shares, is_bound=is_bound)
+        Candidate(name, value, _ALLOWED[lever.results], _expected(lever, told.get(change), recorded.shares, is_bound))
         for (name, value), (change, is_bound) in values.items()
-        if value != chosen[name].default or _may_set_back(chosen[name], told.get(change))
+        if _may_change(lever := chosen[name], value, told.get(change))
     ]
 
     def order(one: Candidate) -> tuple[bool, float, bool]:
         # Of levers that mend the same cause, the one that the evidence speaks for.
         is_advised = one.lever.rpartition(".")[2] in recorded.advice
-        return one.basis == "unknown", -one.gain, not is_advised
+        return one.expected is None, -one.gain, not is_advised
 
     return sorted(found, key=order), reasons
-
-
-def chosen_levers(wanted: Collection[str] | None) -> Iterator[tuple[str, Lever]]:
-    """Yields the levers of these names or families; None: all. UsageError for an unknown one."""
-    known = levers()
-    for name in wanted if wanted is not None else known:
-        own = {each: one for each, one in known.items() if each == name or each.startswith(f"{name}.")}
-        if not own:
-            near = nearest(name, [*known, *(each.partition(".")[0] for each in known)])
-            raise UsageError(
-                f"Unknown lever {name}. {f'Did you mean {near}?' if near else '`analyze.py levers` lists them.'}"
-            )
-        yield from own.items()
 
 
 def _not_here(name: str, lever: Lever, recorded: Recorded) -> str:
@@ -140,10 +110,13 @@ def _values(lever: Lever, environment: Mapping[str, str]) -> Iterator[Value]:
             yield value
 
 
-def _may_set_back(lever: Lever, told: _Pooled | None) -> bool:
-    """Returns whether the default is worth a trial, since the training may have something else: a variable, what is
-    there to replace what a script gives, or what is predicted."""
-    return bool(lever.environment) or lever.overrides or (lever.constructor is not None and told is not None)
+def _may_change(lever: Lever, value: Value, told: Expected | None) -> bool:
+    """Returns whether a value may be another than the training has. The default may, where a variable or a script may
+    have set something else: what is there to replace that, or what is predicted."""
+    if told and told.gain == 0:
+        return False
+    may_be_set = lever.environment or lever.overrides or (lever.constructor is not None and told is not None)
+    return value != lever.default or bool(may_be_set)
 
 
 def _change(name: str, lever: Lever, value: Value) -> tuple[str, bool]:
@@ -151,62 +124,41 @@ def _change(name: str, lever: Lever, value: Value) -> tuple[str, bool]:
     # Imported here, because numpy is only needed to read traces.
     from overlap_sweep.predict.named import CHANGES
 
-    text = programs.text(value)
-    if lever.change or lever.at_most:
-        return (lever.change or lever.at_most).replace("{value}", text), bool(lever.at_most)
-    return (f"{name}={text}", False) if name in CHANGES else ("", False)
+    if lever.at_most:
+        return lever.at_most.replace("{value}", programs.text(value)), True
+    change = change_of(name, value)
+    return change if change.partition("=")[0] in CHANGES else "", False
 
 
-@dataclass(frozen=True)
-class _Pooled:
-    """What several recordings predict of a change, in shares of the step's time."""
-
-    gain: float
-    low: float
-    high: float
-    is_bound: bool
-
-
-def _pooled(several: Iterable[Prediction]) -> dict[str, _Pooled]:
+def _pooled(several: Iterable[Prediction]) -> dict[str, Expected]:
     """Returns the mean gain of each change that can be predicted, between the lowest and the highest of all
     recordings: on a busy machine two of the same command may disagree by more than each says of itself."""
-    found: dict[str, list[_Pooled]] = {}
+    found: dict[str, list[Expected]] = {}
     for one in several:
         if one.gain_us is not None and one.low_us is not None and one.high_us is not None:
             low, high = (1 - time_us / one.step_us for time_us in (one.high_us, one.low_us))
-            shares = _Pooled(one.gain_us / one.step_us, low, high, one.status == "bound")
+            is_predicted = one.status == "predicted"
+            shares = Expected(one.gain_us / one.step_us, low, high, is_predicted=is_predicted, why=one.change)
             found.setdefault(one.change, []).append(shares)
     return {
-        change: _Pooled(
-            fmean(one.gain for one in ones),
-            min(one.low for one in ones),
-            max(one.high for one in ones),
-            ones[0].is_bound,
+        change: msgspec.structs.replace(
+            ones[0],
+            gain=fmean(one.gain for one in ones),
+            low=min(one.low for one in ones),
+            high=max(one.high for one in ones),
         )
         for change, ones in found.items()
     }
 
 
-def _candidate(
-    name: str,
-    lever: Lever,
-    value: Value,
-    change: str,
-    told: _Pooled | None,
-    shares: Mapping[str, float],
-    *,
-    is_bound: bool,
-) -> Candidate:
-    needs = _ALLOWED[lever.results]
+def _expected(lever: Lever, told: Expected | None, shares: Mapping[str, float], is_bound: bool) -> Expected | None:
+    """Returns what is predicted, else at most what a cause costs that the lever mends; None if it mends none."""
+    if told and told.is_predicted and not is_bound:
+        return told
     if told:
-        if is_bound or told.is_bound:
-            return Candidate(name, value, needs, "bound", OF_BOUND * told.gain, told.low, max(told.high, 0.0), change)
-        return Candidate(name, value, needs, "predicted", told.gain, told.low, told.high, change)
-    found = {cause: shares[cause] for cause in lever.causes if cause in shares}
-    if not found:
-        return Candidate(name, value, needs, "unknown", 0.0, 0.0, 0.0, "")
-    cause = max(found, key=found.__getitem__)
-    return Candidate(name, value, needs, "bound", OF_BOUND * found[cause], 0.0, found[cause], cause)
+        return Expected(OF_BOUND * told.gain, told.low, max(told.high, 0.0), why=told.why)
+    cause = max((one for one in lever.causes if one in shares), key=shares.__getitem__, default=None)
+    return Expected(OF_BOUND * shares[cause], 0.0, shares[cause], why=cause) if cause else None
 
 
 def allowed(needs: Allowed, allow: Allowed) -> bool:

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 from overlap_sweep import workloads
 from overlap_sweep.errors import UsageError, UserError
 from overlap_sweep.hydra_adapter.overrides import override_value
-from overlap_sweep.levers import OPTION
+from overlap_sweep.levers import OPTION, named
 from overlap_sweep.levers.training import Training
-from overlap_sweep.optimizer.candidates import Allowed, Candidate, Recorded, allowed, candidates, chosen_levers
+from overlap_sweep.optimizer.candidates import Allowed, Candidate, Recorded, allowed, candidates
 from overlap_sweep.optimizer.checks import objection, point_of
 from overlap_sweep.optimizer.record import OptimizeRecord
 from overlap_sweep.recorder.recording import started_ranks
@@ -57,7 +57,7 @@ def optimize(inputs: SearchInputs) -> None:
     trial. UserError, before anything runs, for a wrong option, and if the command as it is cannot be measured."""
     wanted = Optimize(**inputs.config.optimize)
     allow: Allowed = wanted.allow  # type: ignore[assignment]
-    chosen = dict(chosen_levers(wanted.levers))
+    chosen = named(wanted.levers or ())
     with shown_waiting("composing what is run"):
         space = _base(inputs)
     measurements = Measurements.begin(inputs)
@@ -238,6 +238,6 @@ def _worth_trying(
     width = max((len(one.name) for one in tried), default=0)
     lines += [f"  {one.name:{width}}  {one.in_words}" for one in tried]
     if more := [one for one in found if one not in tried]:
-        best = max(more, key=lambda one: one.gain)
+        best = more[0]
         lines.append(f"{len(more)} more need --allow {best.needs}, such as {best.name}: {best.in_words}")
     return lines

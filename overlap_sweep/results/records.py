@@ -178,6 +178,13 @@ class Expected(msgspec.Struct, frozen=True):
     why: str = ""
     """The change that was predicted, or the cause that it can mend."""
 
+    @property
+    def in_words(self) -> str:
+        """Returns such as `+5.1% (2.0 to 8.3)`, or `at most 7.0% (issued_late)`."""
+        if not self.is_predicted:
+            return f"at most {self.high:.1%}{f' ({self.why})' if self.why else ''}"
+        return f"{self.gain:+.1%} ({100 * self.low:.1f} to {100 * self.high:.1f})"
+
 
 class TriedKnobs(msgspec.Struct, kw_only=True):
     """One setting that was measured. Times in microseconds, without the machine's drift."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import isnan
+from pathlib import Path
 
 from overlap_sweep.report.charts import Axis, Dot, Key, Row, Rows
 from overlap_sweep.report.numbers import UNDEFINED, as_us
@@ -26,6 +27,8 @@ class Trial:
     """A setting that a search measured, or tried to."""
 
     setting: str
+    changed: Mapping[str, str]
+    """Values that differ from the baseline, by key."""
     baseline_us: float
     gain: Gain | None
     """Of the baseline, or None if it was not measured."""
@@ -70,7 +73,7 @@ TRIALS: Table[Trial] = Table(
             "The same as it was expected before it was measured, of a single change: predicted, with its interval, or "
             "at most what a cause costs.",
             header="expected",
-            words=lambda trial: expected_in_words(trial.expected),
+            words=lambda trial: trial.expected.in_words if trial.expected else "",
             high_first=True,
             dropped=3,
         ),
@@ -86,24 +89,22 @@ def gain_in_words(gain: Gain | None) -> str:
     return f"{gain.share:+.1%}" + ("" if isnan(gain.noise) else f" \N{PLUS-MINUS SIGN} {100 * gain.noise:.1f}")
 
 
-def expected_in_words(expected: Expected | None) -> str:
-    if expected is None:
-        return ""
-    if not expected.is_predicted:
-        return f"at most {expected.high:.1%}{f' ({expected.why})' if expected.why else ''}"
-    return f"{expected.gain:+.1%} ({100 * expected.low:.1f} to {100 * expected.high:.1f})"
-
-
 def exhibits(study: Study[C, R], analysis: CaseAnalysis[C, R], searches: Searches) -> list[Exhibit]:
     """Returns an exhibit of each search of this case, if its record has gains or failures: earlier ones have none."""
-    rows = {point.directory: row for row in analysis.rows for point in row.points}
     return [
-        _exhibit(study, analysis, search, {path.name: row for path, row in rows.items() if path.parent == directory})
+        _exhibit(study, analysis, search, rows)
         for directory, record in searches.items()
+        if (rows := rows_by_point(analysis, directory))
         for search in record.searches
         if search.failed or any(one.gain for one in search.tried)
-        if any(directory / name in rows for name in search.baseline_points)
+        if rows.keys() & {*search.baseline_points}
     ]
+
+
+def rows_by_point(analysis: CaseAnalysis[C, R], directory: Path) -> dict[str, R]:
+    """Returns the rows by the names of their points in a directory."""
+    points = ((point, row) for row in analysis.rows for point in row.points)
+    return {point.directory.name: row for point, row in points if point.directory.parent == directory}
 
 
 def _exhibit(study: Study[C, R], analysis: CaseAnalysis[C, R], search: KnobSearch, rows: Mapping[str, R]) -> Exhibit:
@@ -171,7 +172,7 @@ def _gains(search: KnobSearch) -> list[tuple[dict[str, str], Gain | None]]:
 def _row(study: Study[C, R], search: KnobSearch, changed: dict[str, str], gain: Gain | None) -> Row:
     name, expected, is_best = _name(study, changed), search.expected_of(changed), changed == search.best != {}
     time = as_us((search.baseline_us or 0.0) * gain.ratio) if gain else "not possible"
-    cells = [time, gain_in_words(gain), expected_in_words(expected)]
+    cells = [time, gain_in_words(gain), expected.in_words if expected else ""]
     return Row(
         name=name,
         bold=is_best,
@@ -196,15 +197,16 @@ def _key(expected: Expected) -> Key:
 
 def trials(study: Study[C, R], analysis: CaseAnalysis[C, R], search: KnobSearch, rows: Mapping[str, R]) -> list[Trial]:
     """Returns what was tried, best first, then what failed. `rows`: by the names of their points."""
-    base = next(rows[name] for name in search.baseline_points if name in rows)
     gains = _gains(search)
 
     def row_of(points: Sequence[str]) -> R | None:
         return next((rows[name] for name in points if name in rows), None)
 
+    base = row_of(search.baseline_points)
+
     def trial(changed: Mapping[str, str], gain: Gain | None, row: R | None, note: str, *, is_refused: bool) -> Trial:
         name, expected = _name(study, changed), search.expected_of(changed)
-        return Trial(name, search.baseline_us or 0.0, gain, expected, row, note, is_refused)
+        return Trial(name, changed, search.baseline_us or 0.0, gain, expected, row, note, is_refused)
 
     measured = []
     for one in search.tried:
@@ -215,7 +217,7 @@ def trials(study: Study[C, R], analysis: CaseAnalysis[C, R], search: KnobSearch,
     measured.sort(key=lambda one: (not one.note, -one.gain.share if one.gain else 0.0))
     for other in search.failed:
         row = row_of(other.points)
-        gain = gain_over(base.per(analysis.work), row.per(analysis.work)) if row else None
+        gain = gain_over(base.per(analysis.work), row.per(analysis.work)) if base and row else None
         measured.append(trial(other.changed, gain, row, other.reason, is_refused=True))
     return measured
 

@@ -1,20 +1,16 @@
 """The tuner's workflow as a Python function, `tune`, which returns a `Report`."""
 
 import re
-import shlex
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 
 from overlap_sweep import workloads
 from overlap_sweep.declared import short_key
-from overlap_sweep.errors import UsageError, UserError, in_words, nearest
+from overlap_sweep.errors import UsageError, nearest
 from overlap_sweep.hydra_adapter.overrides import override_value
 from overlap_sweep.options import Option, listed, options_of
-from overlap_sweep.program import conf_folder, environment_with_package
-from overlap_sweep.runtime.start import make_new, remove_empty
+from overlap_sweep.program import conf_folder
+from overlap_sweep.runtime import own_command
 from overlap_sweep.tuner.report import Report
 
 __all__ = ["Report", "tune"]
@@ -27,9 +23,6 @@ PLAIN = re.compile(r"[A-Za-z0-9_./+-]+")
 
 Value = bool | int | float | str | Path
 """A value of an option."""
-
-ENDING_S = 10.0
-"""Time for the tuner to end after an interrupt before it is terminated."""
 
 
 def tune(
@@ -51,17 +44,9 @@ def tune(
     UserError for an unknown option, and with the command's error if it fails.
     """
     arguments = [*model_overrides(model), *option_overrides(options)]
-    try:
-        made = [] if output_dir else make_new(Path(f"multirun/{datetime.now():%Y-%m-%d/%H-%M-%S}"))
-    except OSError as error:
-        raise UserError(f"{in_words(error)}; give output_dir.") from None
-    directory = Path(output_dir) if output_dir else made[-1]
-    arguments += [f"hydra.sweep.dir={override_value(str(directory))}", *overrides]
-    command = [sys.executable, "-m", "overlap_sweep", "launch", "-m", EXPERIMENT, *arguments]
-    try:
-        _run(command, quiet=quiet)
-    finally:
-        remove_empty(made)
+    with own_command.results_in(output_dir) as directory:
+        arguments += [f"hydra.sweep.dir={override_value(str(directory))}", *overrides]
+        own_command.run([*own_command.PROGRAM, "launch", "-m", EXPERIMENT, *arguments], quiet=quiet)
     return Report(directory)
 
 
@@ -108,42 +93,3 @@ def model_overrides(model: str) -> list[str]:
     if near:
         raise UsageError(f"Unknown model {model}. Did you mean {near}?")
     return ["model=hf", f"model.name={override_value(model)}"]
-
-
-def _run(command: Sequence[str], *, quiet: bool) -> None:
-    """Runs the command and shows its output unless `quiet`. UserError with the command's error if it fails."""
-    process = subprocess.Popen(
-        command,
-        env=environment_with_package(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL if quiet else None,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-    )
-    assert process.stderr
-    reason = f"The tuner failed without a message; it was run as: {shlex.join(command)}"
-    with process:
-        try:
-            for line in process.stderr:
-                if not quiet:
-                    sys.stderr.write(line)
-                if line.startswith("error: ") or not reason.startswith("error: "):
-                    reason = line.strip() or reason
-        except KeyboardInterrupt:
-            output = _ended(process)
-            if not quiet:
-                sys.stderr.write(output)
-            raise
-    if process.returncode:
-        raise UserError(reason.removeprefix("error: "))
-
-
-def _ended(process: subprocess.Popen[str]) -> str:
-    """Waits for the interrupted process and returns the rest of its stderr. Terminals and notebook servers interrupt
-    whole process groups; if the process does not end in time, it is terminated."""
-    try:
-        return process.communicate(timeout=ENDING_S)[1]
-    except (subprocess.TimeoutExpired, KeyboardInterrupt):
-        process.terminate()
-    return process.communicate()[1]

@@ -60,7 +60,7 @@ def test_help_names_every_command(tmp_path: Path) -> None:
             2,
             "error: --memory 900% is no share of the memory; give such as 90% or 0.9.\n",
         ),
-        (["optimize", "--levers=fsdp", "--", "x"], 2, "error: Unknown lever fsdp. Did you mean fsdp2?\n"),
+        (["optimize", "--levers=fsdp9", "--", "x"], 2, "error: Unknown lever fsdp9. Did you mean fsdp2?\n"),
         (["optimize", "fast", "--", "x"], 2, "error: fast is no option KEY=VALUE; your command comes after --.\n"),
         (
             ["optimize", "job.env.A=1,2", "--", "x"],
@@ -70,7 +70,7 @@ def test_help_names_every_command(tmp_path: Path) -> None:
         (
             ["optimize", "--fail-if=gian < 0", "--", "x"],
             2,
-            "error: Unknown column 'gian'. Did you mean gain, answer, minutes? Put text in quotes.\n",
+            "error: Unknown column 'gian'. Did you mean gain, minutes, runs? Put text in quotes.\n",
         ),
     ],
 )

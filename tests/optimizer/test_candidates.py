@@ -5,9 +5,11 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from overlap_sweep.errors import UsageError
+from overlap_sweep.levers import named
 from overlap_sweep.levers.training import Training
-from overlap_sweep.optimizer.candidates import OF_BOUND, Candidate, Recorded, allowed, candidates, chosen_levers
+from overlap_sweep.optimizer.candidates import OF_BOUND, Candidate, Recorded, allowed, candidates
 from overlap_sweep.predict.predictions import Prediction, Status
+from overlap_sweep.results.records import Expected
 
 DDP = Training(libraries={"ddp", "optimizer"})
 
@@ -46,16 +48,17 @@ def found(
         ]
 
     recorded = Recorded(training, shares or {"issued_late": 0.2}, advice, predict, environment or {})
-    tried, left_out = candidates(recorded, dict(chosen_levers(names or None)))
+    tried, left_out = candidates(recorded, named(names))
     return {one.name: one for one in tried}, left_out
 
 
 def test_predicted_gains_come_with_their_interval_the_best_first() -> None:
     tried, _ = found("ddp.bucket_cap_mb", times_us={"ddp.bucket_cap_mb=4": 90.0, "ddp.bucket_cap_mb=1": 108.0})
     four, one = tried["ddp.bucket_cap_mb=4"], tried["ddp.bucket_cap_mb=1"]
-    assert (four.basis, four.why) == ("predicted", "ddp.bucket_cap_mb=4")
-    assert (four.gain, four.low, four.high) == pytest.approx((0.1, 0.05, 0.15))
-    assert (four.in_words, one.in_words) == ("10.0% faster (5.0 to 15.0)", "8.0% slower (3.0 to 13.0)")
+    assert four.expected
+    assert (four.expected.is_predicted, four.expected.why) == (True, "ddp.bucket_cap_mb=4")
+    assert (four.expected.gain, four.expected.low, four.expected.high) == pytest.approx((0.1, 0.05, 0.15))
+    assert (four.in_words, one.in_words) == ("+10.0% (5.0 to 15.0)", "-8.0% (-13.0 to -3.0)")
     assert [*tried][-1] == "ddp.bucket_cap_mb=1"
     # Nothing predicts that the default changes something.
     assert "ddp.bucket_cap_mb=25" not in tried
@@ -71,7 +74,8 @@ def test_of_levers_for_one_cause_the_advised_comes_first() -> None:
 def test_recordings_that_disagree_widen_the_interval() -> None:
     once, again = {"ddp.bucket_cap_mb=4": 190.0}, {"ddp.bucket_cap_mb=4": 90.0}
     tried, _ = found("ddp.bucket_cap_mb", times_us=once, recordings=[again])
-    four = tried["ddp.bucket_cap_mb=4"]
+    four = tried["ddp.bucket_cap_mb=4"].expected
+    assert four
     assert (four.gain, four.low, four.high) == pytest.approx((-0.4, -0.95, 0.15))
 
 
@@ -86,7 +90,7 @@ def test_what_a_script_may_have_changed_can_be_set_back_to_the_default() -> None
 def test_without_a_prediction_the_cause_that_it_mends_is_a_bound() -> None:
     tried, _ = found("ddp.bucket_cap_mb", times_us={"ddp.bucket_cap_mb=4": None})
     four = tried["ddp.bucket_cap_mb=4"]
-    assert (four.basis, four.gain, four.high, four.why) == ("bound", OF_BOUND * 0.2, 0.2, "issued_late")
+    assert four.expected == Expected(OF_BOUND * 0.2, 0.0, 0.2, why="issued_late")
     assert four.in_words == "at most 20.0% (issued_late)"
 
 
@@ -95,10 +99,15 @@ def test_what_gains_at_least_as_much_is_a_bound() -> None:
     tried, _ = found(
         "loader.num_workers", training=loading, shares={"host_bound": 0.5}, times_us={"loader.ready=true": 60.0}
     )
-    one = tried["loader.num_workers=1"]
-    assert (one.basis, one.high, one.why) == ("bound", pytest.approx(0.45), "loader.ready=true")
-    assert one.expected is not None
-    assert not one.expected.is_predicted
+    one = tried["loader.num_workers=1"].expected
+    assert one
+    assert (one.is_predicted, one.high, one.why) == (False, pytest.approx(0.45), "loader.ready=true")
+
+
+def test_what_is_predicted_to_change_nothing_is_not_tried() -> None:
+    tried, _ = found("ddp.bucket_cap_mb", times_us={"ddp.bucket_cap_mb=4": 100.0, "ddp.bucket_cap_mb=1": 99.0})
+    assert "ddp.bucket_cap_mb=1" in tried
+    assert "ddp.bucket_cap_mb=4" not in tried
 
 
 def test_what_the_recording_does_not_need_is_left_out_with_the_reason() -> None:
@@ -134,5 +143,5 @@ def test_what_is_allowed_says_what_is_tried() -> None:
 
 
 def test_a_misspelt_lever_gets_the_nearest_name() -> None:
-    with pytest.raises(UsageError, match=r"Unknown lever fsdp. Did you mean fsdp2\?"):
-        found("fsdp")
+    with pytest.raises(UsageError, match=r"Unknown lever fsdp9. Did you mean fsdp[12]\?"):
+        found("fsdp9")

@@ -10,7 +10,7 @@ from overlap_sweep.report.charts import Rows
 from overlap_sweep.report.section import Exhibit
 from overlap_sweep.results.gain import Gain
 from overlap_sweep.results.records import Expected, KnobRecord
-from overlap_sweep.study.searched import expected_in_words, gain_in_words
+from overlap_sweep.study.searched import gain_in_words
 from overlap_sweep.workloads import analyse
 from tests.golden.made_analysis import write_optimized
 
@@ -119,9 +119,8 @@ def test_where_nothing_is_better_there_are_trials_and_in_earlier_records_nothing
 
 
 def test_expectations_in_words() -> None:
-    assert expected_in_words(None) == ""
-    assert expected_in_words(Expected(-0.02, -0.05, 0.01, is_predicted=True)) == "-2.0% (-5.0 to 1.0)"
-    assert expected_in_words(Expected(0.01, 0.0, 0.03)) == "at most 3.0%"
+    assert Expected(-0.02, -0.05, 0.01, is_predicted=True).in_words == "-2.0% (-5.0 to 1.0)"
+    assert Expected(0.01, 0.0, 0.03).in_words == "at most 3.0%"
     assert gain_in_words(Gain(0.1, float("nan"))) == "+10.0%"
 
 

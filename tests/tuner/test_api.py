@@ -13,11 +13,11 @@ import yaml
 from transformers import AutoConfig
 
 import overlap_sweep
-from overlap_sweep import tuner
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import overlap_cfg
 from overlap_sweep.results.records import TunerRecord
 from overlap_sweep.results.run_directory import read_result
+from overlap_sweep.runtime import own_command
 from overlap_sweep.tuner import EXPERIMENT
 from tests.analyze import analyze
 from tests.composed import SIZES
@@ -33,7 +33,7 @@ def arguments(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         assert not quiet
         found.extend(command[6:])
 
-    monkeypatch.setattr("overlap_sweep.tuner._run", run)
+    monkeypatch.setattr("overlap_sweep.runtime.own_command.run", run)
     monkeypatch.setattr("overlap_sweep.tuner.Report", lambda directory: SimpleNamespace(directory=directory))
     return found
 
@@ -212,22 +212,22 @@ def test_whatever_went_wrong_is_said_once(
     [
         ("print('error: too few', file=sys.stderr); print('2 ok', file=sys.stderr); sys.exit(1)", "too few"),
         ("sys.exit('no more memory')", "no more memory"),
-        ("sys.exit(7)", "The tuner failed without a message; it was run as: "),
+        ("sys.exit(7)", "The command failed without a message; it was run as: "),
     ],
 )
 def test_the_reason_is_the_error_line_or_else_the_last(script: str, reason: str) -> None:
     with pytest.raises(UserError) as caught:
-        tuner._run([sys.executable, "-c", f"import sys; {script}"], quiet=True)
+        own_command.run([sys.executable, "-c", f"import sys; {script}"], quiet=True)
     assert str(caught.value).startswith(reason)
 
 
 INTERRUPTED = """
 import sys
-from overlap_sweep import tuner
-tuner.ENDING_S = 0.2
+from overlap_sweep.runtime import own_command
+own_command.ENDING_S = 0.2
 child = "import time\\ntry:\\n  print('begun', flush=True); time.sleep(60)\\nfinally: print('tidied up', flush=True)"
 listening = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))\\n"
-tuner._run([sys.executable, "-c", listening + child], quiet=False)
+own_command.run([sys.executable, "-c", listening + child], quiet=False)
 """
 
 

@@ -158,8 +158,8 @@ class JobStudy(Study[JobCase, JobRow]):
         # Imported here, because numpy is only needed to read traces.
         from overlap_sweep.predict.named import CHANGES
 
-        name = _CHANGES.get(option, option.removeprefix(levers.OPTION))
-        return f"{name}={command.in_words(value)}" if name in CHANGES else None
+        change = levers.change_of(_CHANGES.get(option, option.removeprefix(levers.OPTION)), command.in_words(value))
+        return change if change.partition("=")[0] in CHANGES else None
 
     def to_use(self, analysis: Analysis) -> str:
         return command.command_line(analysis.best.points[0].config_as(Resolved))
