@@ -234,7 +234,7 @@ def _worth_trying(
         lines.append(
             f"communication is exposed for {as_percent(share)} of it; could gain at most: {causes or 'nothing'}"
         )
-    lines.append(f"{len(tried)} values of levers apply" + (", the best first:" if tried else ""))
+    lines.append(f"{len(tried)} values of levers apply" + (", by the gain that is expected:" if tried else ""))
     width = max((len(one.name) for one in tried), default=0)
     lines += [f"  {one.name:{width}}  {one.in_words}" for one in tried]
     if more := [one for one in found if one not in tried]:
