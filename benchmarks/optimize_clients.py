@@ -14,7 +14,7 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import indent
 
@@ -27,6 +27,7 @@ from overlap_sweep.levers.programs import text
 from overlap_sweep.optimizer.answer import Answer
 from overlap_sweep.optimizer.candidates import Allowed, allowed
 from overlap_sweep.optimizer.record import OptimizeRecord
+from overlap_sweep.results.measured import Scalar
 
 REPETITIONS = range(3)
 QUICK = ["runtime.device=cpu", "job.skip_steps=2", "job.steps=8", "job.profile_steps=2"]
@@ -117,14 +118,15 @@ def main() -> int:
             continue
         folder = (given.out / name.replace(" ", "_")).absolute()
         folder.mkdir(parents=True, exist_ok=True)
-        script = folder.with_suffix(".py")
+        # Not the name of the package, which the script would then import instead.
+        script = folder.with_name(f"train_{folder.name}.py")
         # A spawned process, such as a loader's worker, imports the script again.
         script.write_text(f"{HEAD}if __name__ == '__main__':\n{indent(body, '    ')}\n")
         command = f"{start} {script} {arguments}".strip()
         answer = optimized(folder / given.allow, command, given.minutes, given.allow, given.levers)
         times = {} if given.no_sweep else swept(folder, given.allow, command)
         rows.append(f"| {name} | {given.allow} | {in_cells(answer, times)} |")
-    print("| client | allow | as it is ms | says | predicted | minutes, runs | best of the sweep | regret |")
+    print("| client | allow | as it is ms | says | expected most | minutes, runs | best of the sweep | regret |")
     print("|---|---|---|---|---|---|---|---|", *rows, sep="\n")
     return 0
 
@@ -180,16 +182,22 @@ def gain(times: Times, levers: frozenset[str]) -> tuple[float, float]:
 
 
 def in_cells(answer: Answer, times: Times) -> str:
-    chosen = frozenset(f"{name}={text(value)}" for name, value in answer.settings.items())
+    chosen = names_of(answer.settings)
     says = f"{in_words(chosen)}: {answer.gain:.1%} ± {(answer.high - answer.low) / 2:.1%}" if chosen else "keep it"
-    predicted = max((one.predicted for one in answer.trials if one.predicted is not None), default=0.0)
-    cells = [f"{answer.step_us / 1e3:.1f}", says, f"at best {predicted:.1%}", f"{answer.minutes:.1f}, {answer.runs}"]
+    known = [(one.expected, one.settings) for one in answer.trials if one.expected]
+    most, levers = max(known, key=lambda one: one[0].gain, default=(None, {}))
+    expected = f"{in_words(names_of(levers))}: {most.in_words}" if most else "nothing"
+    cells = [f"{answer.step_us / 1e3:.1f}", says, expected, f"{answer.minutes:.1f}, {answer.runs}"]
     if not times:
         return " | ".join([*cells, "", ""])
     best = min(times, key=lambda one: times[one][0])
     share, noise = gain(times, best)
     cells.append(f"{in_words(best)}: {share:.1%} ± {noise:.1%}, of {len(times) - 1}")
     return " | ".join([*cells, f"{share - gain(times, chosen)[0]:.1%}" if chosen in times else "not in the sweep"])
+
+
+def names_of(settings: Mapping[str, Scalar]) -> frozenset[str]:
+    return frozenset(f"{name}={text(value)}" for name, value in settings.items())
 
 
 def in_words(levers: frozenset[str]) -> str:
