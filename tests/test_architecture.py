@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "compare": BELOW_RESULTS | {"results", "report", "workloads", "store"},
     "tuner": BELOW_RESULTS | {"results", "report", "workloads", "runtime", "search", "effects"},
     "optimizer": BELOW_RESULTS
-    | {"results", "report", "study", "predict", "levers", "recorder", "workloads", "runtime", "search"},
+    | {"results", "report", "study", "predict", "levers", "recorder", "workloads", "runtime", "search", "tuner"},
     "commands": BELOW_RESULTS
     | {
         "effects",
@@ -56,7 +56,12 @@ MAY_IMPORT = {
 """By part the parts that it may import, besides itself; workloads count as one, see MAY_IMPORT_SLICE."""
 
 SLICES = {path.name for path in (PACKAGE / "workloads").iterdir() if path.is_dir() and path.name != "__pycache__"}
-MAY_IMPORT_SLICE = {"operator": {"layer"}, "tuner": {"operator", "layer"}, "optimizer": {"job"}, "search": {"operator"}}
+MAY_IMPORT_SLICE = {
+    "operator": {"layer"},
+    "tuner": {"operator", "layer"},
+    "optimizer": {"job", "operator"},
+    "search": {"operator"},
+}
 """Who may use the modules of which workload; `overlap_sweep.workloads` itself is for all that may use workloads."""
 WITHOUT_TORCH = {
     *BASE,

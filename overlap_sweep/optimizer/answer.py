@@ -10,6 +10,7 @@ import msgspec
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.levers import OPTION
+from overlap_sweep.optimizer import tuned_file
 from overlap_sweep.optimizer.candidates import Candidate
 from overlap_sweep.optimizer.record import OptimizeRecord
 from overlap_sweep.report.numbers import as_duration, as_percent
@@ -220,8 +221,9 @@ def in_lines(answer: Answer, report: Path | None) -> list[str]:
         if answer.memory_gb is not None and answer.memory_before_gb is not None:
             memory = f"; memory {answer.memory_gb:.1f} GB on a GPU instead of {answer.memory_before_gb:.1f}"
         lines.append(f"Results: {_RESULTS.get(answer.results, answer.results)}{memory}.")
-    lines.append(_still_exposed(answer.exposed))
-    lines.append(_tried(answer))
+    lines += [_still_exposed(answer.exposed), _tried(answer)]
+    if reason := answer.left_out.get(tuned_file.OPTION):
+        lines.append(f"{tuned_file.OPTION}: {reason}.")
     return [*lines, *([f"All that was measured: {report}"] if report else [])]
 
 

@@ -62,6 +62,8 @@ class Recorded:
     """Returns the predictions for changes of `predict` from each recording."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that the command is started with."""
+    tp_size: int = 1
+    """Ranks of Megatron-Core's tensor-parallel group, as far as the recording shows it."""
 
 
 def candidates(recorded: Recorded, chosen: Mapping[str, Lever]) -> tuple[list[Candidate], dict[str, str]]:

@@ -11,17 +11,21 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from overlap_sweep import workloads
 from overlap_sweep.errors import UsageError, UserError
 from overlap_sweep.hydra_adapter.overrides import override_value
 from overlap_sweep.levers import OPTION, named
 from overlap_sweep.levers.training import Training
+from overlap_sweep.optimizer import tuned_file
 from overlap_sweep.optimizer.candidates import Allowed, Candidate, Recorded, allowed, candidates
 from overlap_sweep.optimizer.checks import objection, point_of
 from overlap_sweep.optimizer.record import OptimizeRecord
@@ -37,9 +41,10 @@ from overlap_sweep.search.knob_space import KnobSpace
 from overlap_sweep.search.knob_sweeper import Searching
 from overlap_sweep.search.knob_trail import Answer, Knob, KnobTrail
 from overlap_sweep.search.knobs import search
-from overlap_sweep.search.measured import Measurements, SearchInputs
+from overlap_sweep.search.measured import Budget, Measurements, SearchInputs
 from overlap_sweep.search.prior import Prior
 from overlap_sweep.workloads.job.config import Optimize, Resolved
+from overlap_sweep.workloads.job.program_options import OVERLAP_LEVER
 from overlap_sweep.workloads.job.result import JobRun
 
 if TYPE_CHECKING:
@@ -67,6 +72,18 @@ def optimize(inputs: SearchInputs) -> None:
     with shown_waiting("reading the traces"):
         recorded = _recorded(directory, first)
         found, left_out = candidates(recorded, chosen)
+    record = OptimizeRecord(
+        command=str(inputs.config.job.command),
+        allow=allow,
+        first_runs=[result.name for result in first],
+        left_out=left_out,
+    )
+    # For the answer, should the tuner be interrupted.
+    record.write(directory)
+    _write(measurements, Searching(space, measurements, share=1.0))
+    _add_files(found, left_out, recorded, first[0], measurements.budget, allow)
+    if reason := left_out.get(tuned_file.OPTION):
+        space.left_out[f"{OPTION}{tuned_file.OPTION}"] = reason
     tried = [one for one in found if allowed(one.needs, allow)]
     for line in _worth_trying(first, recorded, found, tried):
         print(f"optimize: {line}", flush=True)
@@ -81,35 +98,32 @@ def optimize(inputs: SearchInputs) -> None:
         objection=partial(objection, directory=directory, reference=reference, allow=allow, memory=wanted.memory),
     )
 
-    def write() -> None:
-        budget = measurements.budget
-        KnobRecord(
-            points=budget.points,
-            reused=measurements.reused,
-            elapsed_s=budget.elapsed_s,
-            searches=[searching.found],
-            finals=[],
-        ).write(directory)
-
     def measure(settings: Sequence[Setting]) -> list[Answer]:
-        write()
+        _write(measurements, searching)
         if line := searching.progress:
             print(f"optimize: {line.replace(OPTION, '')}", flush=True)
         with limits.giving_up(_too_slow_us(searching.trail, inputs.config.search.reach)):
             return searching.measure(settings)
 
-    write()
-    OptimizeRecord(
-        command=str(inputs.config.job.command),
-        allow=allow,
-        first_runs=[result.name for result in first],
-        not_allowed=[one for one in found if one not in tried],
-        left_out=left_out,
-    ).write(directory)
+    _write(measurements, searching)
+    record.not_allowed = [one for one in found if one not in tried]
+    record.write(directory)
     conduct(search(searching.trail, inputs.config.search), measure)
     searching.ended = True
-    write()
+    _write(measurements, searching)
     outcomes.answered = searching.found.time_us is not None
+
+
+def _write(measurements: Measurements, searching: Searching) -> None:
+    """Writes knobs.json."""
+    budget = measurements.budget
+    KnobRecord(
+        points=budget.points,
+        reused=measurements.reused,
+        elapsed_s=budget.elapsed_s,
+        searches=[searching.found],
+        finals=[],
+    ).write(measurements.directory)
 
 
 def _base(inputs: SearchInputs) -> KnobSpace:
@@ -192,7 +206,37 @@ def _recorded(directory: Path, first: Sequence[Result]) -> Recorded:
     def predict(changes: Sequence[str]) -> list[Prediction]:
         return [one for traces in recordings for one in predictions_of(traces, changes)]
 
-    return Recorded(training, shares, " ".join(one.advice for one in causes), predict, environment)
+    groups = facts[0].groups.values() if facts else ()
+    tp_size = max((group.size or 1 for group in groups if group.about == tuned_file.GROUP), default=1)
+    return Recorded(training, shares, " ".join(one.advice for one in causes), predict, environment, tp_size)
+
+
+def _add_files(
+    found: list[Candidate],
+    left_out: dict[str, str],
+    recorded: Recorded,
+    first: Result,
+    budget: Budget,
+    allow: Allowed,
+) -> None:
+    """Adds the tuner's files for the training's layers, before the other values of their lever, and why none fits. If
+    there is none, and one may be tried, it is tuned."""
+    other = next((one for one in found if one.lever == OVERLAP_LEVER), None)
+    may_try = allowed(other.needs if other else "rounding", allow)
+    if other:
+        began_s, minutes = budget.elapsed_s, (budget.ends_s - time.monotonic()) / 60
+        files, reason = tuned_file.tuner_files(recorded.training, first.machine.gpu or "", minutes if may_try else 0.0)
+        budget.other_s += budget.elapsed_s - began_s
+        # Relative paths are of the folder where the command runs.
+        is_here = first.point_as(Resolved).job.directory == "."
+        values = [str(path if is_here else path.resolve()) for path in files]
+        at = found.index(other)
+        found[at:at] = [msgspec.structs.replace(other, value=value) for value in values]
+    else:
+        reason = tuned_file.of_a_loop(recorded.training, recorded.tp_size) if OVERLAP_LEVER in left_out else ""
+    if reason and may_try:
+        left_out[tuned_file.OPTION] = reason
+        print(f"optimize: {tuned_file.OPTION}: {reason}", flush=True)
 
 
 def _knobs(tried: Sequence[Candidate]) -> tuple[Knob, ...]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
+from typing import TextIO
 
 from overlap_sweep.errors import UserError, in_words
 from overlap_sweep.program import environment_with_package
@@ -34,13 +35,14 @@ def results_in(output_dir: Path | str | None) -> Iterator[Path]:
         remove_empty(made)
 
 
-def run(command: Sequence[str], *, quiet: bool) -> None:
-    """Runs the command and shows its output unless `quiet`. UserError with the command's error if it fails."""
+def run(command: Sequence[str], *, quiet: bool, stdout: TextIO | None = None) -> None:
+    """Runs the command and shows its output unless `quiet`. UserError with the command's error if it fails. `stdout`:
+    a file for its standard output, in place of ours."""
     process = subprocess.Popen(
         command,
         env=environment_with_package(),
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL if quiet else None,
+        stdout=subprocess.DEVNULL if quiet else stdout,
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",

@@ -89,7 +89,8 @@ class Searching:
         budget = self._measurements.budget
         points = self._most_points - budget.points
         new = budget.points - self._measurements.reused
-        return min(points, (self._ends_s - budget.elapsed_s) * new / budget.elapsed_s) if new else points
+        measuring_s = budget.elapsed_s - budget.other_s
+        return min(points, (self._ends_s - budget.elapsed_s) * new / measuring_s) if new else points
 
     def measure(self, settings: Sequence[Setting]) -> list[Answer]:
         return [self._answer(result) if result else None for result in self.results(settings)]

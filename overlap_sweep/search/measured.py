@@ -38,6 +38,8 @@ class Budget:
     max_minutes: float | None
     points: int = 0
     began_s: float = field(default_factory=time.monotonic)
+    other_s: float = 0.0
+    """Seconds of it that went into something else than points."""
 
     @property
     def elapsed_s(self) -> float:
