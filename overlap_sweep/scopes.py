@@ -41,7 +41,7 @@ def scope_of(description: str, ranks: Sequence[int], others: Iterable[tuple[str,
     """Returns what stands for a process group and for none of the others; empty if nothing does. `others`:
     descriptions and ranks. Groups of one description are one, as each rank has its own of them."""
     ordered, others = sorted(ranks), list(others)
-    is_word = bool(description) and not re.search(r"[:+]|^[\d/-]*$", description)
+    is_word = re.fullmatch(r"[\w.-]*[^\W\d][\w.-]*", description)
     if is_word and not any(is_meant(description, about, theirs) for about, theirs in others if about != description):
         return description
     strides = {after - before for before, after in pairwise(ordered)}
