@@ -122,7 +122,7 @@ def steps_table(folder: Path, found: Calibration) -> list[str]:
 
 def _step_us(graph: StepGraph, blocks: int, known: Calibration) -> float:
     changed = graph.copy()
-    with_blocks(changed, most=blocks, least=blocks, known=[known])
+    with_blocks(changed, most=lambda _: blocks, least=lambda _: blocks, known=[known])
     return step_us(changed, replay(changed))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parent.parent / "overlap_sweep"
 
-BASE = {"errors", "declared", "options", "cache", "config", "gpus", "program", "keeper"}
+BASE = {"errors", "declared", "options", "cache", "config", "gpus", "program", "keeper", "scopes"}
 BELOW_RESULTS = BASE | {"hydra_adapter", "trace", "overlap", "diagnosis"}
 MAY_IMPORT = {
     **dict.fromkeys(BASE, BASE),

@@ -61,6 +61,11 @@ class Group:
         """Returns the name for people."""
         return f"{self.name} ({self.about})" if self.about else self.name
 
+    @property
+    def described(self) -> str:
+        """Returns the description that the program made it with; PyTorch's of the first group."""
+        return self.about or ("default_pg" if self.name == "0" else "")
+
 
 def collective_of(detail: Detail, name: str, library: str) -> str:
     """Returns the collective's common name, such as all_gather, from what the trace says about it (`detail`), or from

@@ -13,6 +13,7 @@ import msgspec
 from overlap_sweep.effects import UNSEEN, Difference, Setting, Verdict
 from overlap_sweep.effects.differences import queues
 from overlap_sweep.effects.fingerprint import Fingerprint, Moved, brief_kernel
+from overlap_sweep.scopes import part_for, parts_of
 
 OFF = ("", "none", "null", "false", "0", "no", "off")
 """Values of settings that are off, in lower case."""
@@ -99,15 +100,19 @@ def _verdict(
 def _decided(entry: Known, value: str, after: Sequence[Fingerprint]) -> Iterator[tuple[Verdict, str]]:
     """Yields what the second recording alone shows."""
     is_on = value.strip().lower() not in OFF
-    moved = [one for one in _moved(after) if one.blocks is not None and "userbuffers" not in one.kernel]
+    of_groups = [
+        (group, one) for group, one in _moved(after) if one.blocks is not None and "userbuffers" not in one.kernel
+    ]
+    moved = [one for _, one in of_groups]
     for aspect, is_most in ((entry.at_most, True), (entry.at_least, False)):
-        sizes = [getattr(one, aspect) for one in moved] if aspect and value.isdigit() and int(value) else []
-        if sizes:
+        limited = [_sizes(part, value, of_groups, aspect) for part in parts_of(value)] if aspect else []
+        for scope, wanted, sizes in filter(None, limited):
             # Small buffers take fewer in any case.
             extreme = max(sizes)
-            kept = extreme <= int(value) if is_most else extreme >= int(value)
-            least = "at most" if is_most else "up to"
-            yield ("in force" if kept else "not in force"), f"kernels of collectives have {least} {extreme} {aspect}"
+            kept = extreme <= wanted if is_most else extreme >= wanted
+            whose = f"collectives of process groups {scope}" if scope else "collectives"
+            evidence = f"kernels of {whose} have {'at most' if is_most else 'up to'} {extreme} {aspect}"
+            yield ("in force" if kept else "not in force"), evidence
     if is_on and (pattern := entry.kernels.get(_plain(value.rpartition(":")[2]))):
         kernels = sorted({one.kernel for one in moved})
         if own := [kernel for kernel in kernels if re.search(rf"_{pattern}(_|$)", kernel)]:
@@ -131,12 +136,25 @@ def _decided(entry: Known, value: str, after: Sequence[Fingerprint]) -> Iterator
             yield "in force", f"kernels show {seen}"
 
 
-def _moved(prints: Iterable[Fingerprint]) -> Iterator[Moved]:
-    return (moved for one in prints for step in one.steps for moved in step.moved)
+def _sizes(
+    part: tuple[str, str], value: str, moved: Iterable[tuple[str, Moved]], aspect: str
+) -> tuple[str, int, list[int]] | None:
+    """Returns whose part of a value it is, its number, and the sizes of the kernels of those process groups; None if it
+    is no number above 0, or nothing shows which groups they are."""
+    scope, number = part
+    if not number.isdigit() or not int(number):
+        return None
+    sizes = [getattr(one, aspect) for group, one in moved if part_for(value, group, ()) == part]
+    return (scope, int(number), sizes) if sizes else None
+
+
+def _moved(prints: Iterable[Fingerprint]) -> Iterator[tuple[str, Moved]]:
+    """Yields all collectives, each with the label of its process group."""
+    return ((one.families[moved.family].group, moved) for one in prints for step in one.steps for moved in step.moved)
 
 
 def _names(prints: Sequence[Fingerprint]) -> list[str]:
     """Returns the names of all that ran."""
     kinds = [kind for one in prints for step in one.steps for kind in (step.gemms, step.computation)]
     names = {name for kind in kinds for counts in kind.values() for name in counts}
-    return sorted(names | {moved.kernel for moved in _moved(prints)})
+    return sorted(names | {moved.kernel for _, moved in _moved(prints)})

@@ -18,6 +18,7 @@ import msgspec
 
 from overlap_sweep.errors import UsageError, UserError, nearest
 from overlap_sweep.levers import programs
+from overlap_sweep.scopes import parts_of
 
 GROUP = "overlap_sweep.levers"
 """Entry point group for levers of other packages: each a function that returns the path of a YAML file of entries."""
@@ -117,11 +118,15 @@ class Lever(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         if not self.write:
             return programs.written(self, value)
         text = self.assigned(value) if self.environment else str(value)
-        if self.pattern:
-            # What is before a colon says for which of several objects, such as process groups.
-            text = text.rpartition(":")[2]
-            text = text.capitalize() if text in ("true", "false") else text
-        return self.write.replace("{value}", text)
+        return "\n".join(self._written_for(*part) for part in parts_of(text)) if self.pattern else self._with(text)
+
+    def _written_for(self, scope: str, value: str) -> str:
+        """Returns the lines for those process groups that a part of a value is for."""
+        lines = self._with(value.capitalize() if value in ("true", "false") else value)
+        return f"# process groups {scope}\n{lines}" if scope else lines
+
+    def _with(self, value: str) -> str:
+        return self.write.replace("{value}", value)
 
 
 @cache

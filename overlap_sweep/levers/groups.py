@@ -1,21 +1,15 @@
-"""Levers of NCCL's process groups: options that a group is made with.
-
-A value such as `8` is for all groups, `dp:8` for those with the word `dp` in their description, and `0-3:8` for those
-of the ranks 0 to 3; `0-6/2` are the ranks 0, 2, 4 and 6.
-"""
+"""Levers of NCCL's process groups: options that a group is made with. `scopes` says which groups a value is for."""
 
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from overlap_sweep.levers import Value, typed
 from overlap_sweep.levers.process import NotApplicable, NotHere
-
-_RANKS = re.compile(r"(\d+)-(\d+)(?:/(\d+))?")
+from overlap_sweep.scopes import parts_of, value_for
 
 
 def _options_with(field: str, value: Value, arguments: Mapping[str, Any]) -> object:
@@ -23,16 +17,19 @@ def _options_with(field: str, value: Value, arguments: Mapping[str, Any]) -> obj
     not for."""
     import torch.distributed as dist
 
-    scope, _, number = str(value).rpartition(":")
     description, ranks = arguments.get("group_desc", "default_pg") or "", _ranks(arguments)
     if not _uses_nccl(arguments):
         raise NotHere("this training has made no process group of NCCL")
-    if scope and not is_meant(scope, description, ranks):
+    number = value_for(str(value), description, ranks)
+    if number is None:
+        scopes = " or ".join(scope for scope, _ in parts_of(str(value)))
         last = f"{description or 'without description'} of ranks {', '.join(map(str, ranks))}"
-        raise NotHere(f"no process group of NCCL has the description or ranks {scope}; the last one was {last}")
+        raise NotHere(f"no process group of NCCL has the description or ranks {scopes}; the last one was {last}")
     fresh = dist.ProcessGroupNCCL.Options()
     options = _copy(arguments["pg_options"] or _inherited(arguments) or fresh)
     owner, default = (options.config, fresh.config) if hasattr(fresh.config, field) else (options, fresh)
+    if not hasattr(default, field):
+        raise NotApplicable(f"this PyTorch's ProcessGroupNCCL.Options have no {field}")
     wanted = type(getattr(default, field))(typed(number))
     given = getattr(owner, field)
     if arguments["pg_options"] is not None and given not in (getattr(default, field), wanted):
@@ -43,15 +40,9 @@ def _options_with(field: str, value: Value, arguments: Mapping[str, Any]) -> obj
 
 max_ctas = partial(_options_with, "max_ctas")
 min_ctas = partial(_options_with, "min_ctas")
+cga_cluster_size = partial(_options_with, "cga_cluster_size")
+cta_policy = partial(_options_with, "cta_policy")
 high_priority = partial(_options_with, "is_high_priority_stream")
-
-
-def is_meant(scope: str, description: str, ranks: Sequence[int]) -> bool:
-    """Returns whether a process group is what the part of a value before its colon says."""
-    if span := _RANKS.fullmatch(scope):
-        first, last, stride = (int(number or 1) for number in span.groups())
-        return sorted(ranks) == [*range(first, last + 1, stride)]
-    return bool(re.search(rf"(?<![a-z0-9]){re.escape(scope)}(?![a-z0-9])", description, re.IGNORECASE))
 
 
 def _ranks(arguments: Mapping[str, Any]) -> list[int]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from statistics import median
@@ -20,6 +20,7 @@ from typing import Literal
 from overlap_sweep.diagnosis import LATENCY_NS, NEVER, TOGETHER_NS, Pass, Role
 from overlap_sweep.diagnosis.arrivals import MEETING, Arrivals
 from overlap_sweep.diagnosis.calls import Call
+from overlap_sweep.diagnosis.collectives import Group
 from overlap_sweep.diagnosis.facts import RankFacts, size_of
 from overlap_sweep.diagnosis.host import Wait
 from overlap_sweep.diagnosis.losses import RankView
@@ -129,6 +130,8 @@ class StepGraph:
     device_name: str = ""
     """Kind of GPU; empty if unknown."""
     nccl_version: str = ""
+    groups: Sequence[Mapping[str, Group]] = ()
+    """Process groups that communicated, by rank and name."""
     notes: list[str] = field(default_factory=list)
     """What else to know of a changed graph: sentences."""
 
@@ -176,6 +179,7 @@ def graph_of(views: Sequence[RankView], arrived: Arrivals, *, held: bool = True)
         [],
         facts[0].device_name,
         facts[0].nccl_version,
+        [one.groups for one in facts],
     )
     for rank, view in enumerate(views):
         _add_rank(graph, rank, view, meetings, arrived.offsets_ns[rank], held=held)

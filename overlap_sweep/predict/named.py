@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from overlap_sweep.errors import UserError, nearest
 from overlap_sweep.predict.changes import blocks, gathers, hosts, reductions, resources, scale
-from overlap_sweep.predict.graph import CannotTell, StepGraph
+from overlap_sweep.predict.graph import CannotTell, Node, StepGraph
+from overlap_sweep.scopes import parts_of, value_for
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,20 @@ def number_of(value: str) -> float:
     if not number > 0:
         raise CannotTell(f"{value} is not a number above 0.")
     return number
+
+
+def _by_group(graph: StepGraph, value: str) -> Callable[[Node], float | None]:
+    """Returns the function that gives the number that a value has for the process group of a collective; None if that
+    has none."""
+    numbers = {number: number_of(number) for _, number in parts_of(value)}
+
+    def of(node: Node) -> float | None:
+        assert node.call
+        group = graph.groups[node.rank].get(node.call.group) if graph.groups else None
+        number = value_for(value, group.described if group else "", group.ranks if group else ())
+        return None if number is None else numbers[number]
+
+    return of
 
 
 def _flag(apply: Callable[[StepGraph], None], wanted: str, graph: StepGraph, value: str) -> None:
@@ -101,10 +117,14 @@ CHANGES = {
         lambda graph, value: resources.faster_link(graph, number_of(value)), ["2"], is_bound=True, note="A bound."
     ),
     "nccl.max_ctas": Change(
-        lambda graph, value: blocks.with_blocks(graph, most=number_of(value)), ["8", "16"], mends=("contention",)
+        lambda graph, value: blocks.with_blocks(graph, most=_by_group(graph, value)),
+        ["8", "16"],
+        mends=("contention",),
     ),
     "nccl.min_ctas": Change(
-        lambda graph, value: blocks.with_blocks(graph, least=number_of(value)), ["32"], mends=("bandwidth",)
+        lambda graph, value: blocks.with_blocks(graph, least=_by_group(graph, value)),
+        ["32"],
+        mends=("bandwidth",),
     ),
     "batch.times": Change(lambda graph, value: scale.larger_batch(graph, number_of(value)), [], is_batch=True),
     "ranks.times": Change(
@@ -125,11 +145,16 @@ def that_mend(causes: Collection[str]) -> dict[str, list[str]]:
     }
 
 
+def singles(change: str) -> list[str]:
+    """Returns the changes that are joined by `+`, which may also join the values of process groups."""
+    return [each.strip() for each in re.split(r"\+(?=[^+=]*=)", change)]
+
+
 def parsed(change: str) -> list[tuple[Change, str]]:
     """Returns the single changes of `NAME=VALUE+NAME=VALUE`. UserError if one is unknown."""
     found = []
-    for each in change.split("+"):
-        name, separator, value = each.strip().partition("=")
+    for each in singles(change):
+        name, separator, value = each.partition("=")
         if name not in CHANGES:
             near = nearest(name, [*CHANGES])
             mend = f"Did you mean {near}?" if near else f"Choose from {', '.join(CHANGES)}."

@@ -15,7 +15,7 @@ import msgspec
 from overlap_sweep.diagnosis import NEVER, as_share, as_time, once
 from overlap_sweep.errors import UserError
 from overlap_sweep.predict.graph import CannotTell, StepGraph
-from overlap_sweep.predict.named import CHANGES, Change, number_of, parsed
+from overlap_sweep.predict.named import CHANGES, Change, number_of, parsed, singles
 from overlap_sweep.predict.replay import (
     POWER,
     Replayed,
@@ -83,18 +83,18 @@ def predict(graph: StepGraph, wanted: Sequence[str] = ()) -> list[Prediction]:
 
 
 def _predicted(graph: StepGraph, change: str) -> Prediction:
-    singles = parsed(change)
-    overlaps = any(one.overlaps for one, _ in singles)
+    changes = parsed(change)
+    overlaps = any(one.overlaps for one, _ in changes)
     original_us = step_us(graph, recorded(graph))
 
     def replayed(contention: float, end: Literal[0, 1] | None, power: float) -> tuple[StepGraph, Replayed]:
-        changed = _changed(graph, singles, contention, end)
+        changed = _changed(graph, changes, contention, end)
         return changed, replay_at_power(changed, graph, power if overlaps else 0.0)
 
     try:
-        for each in change.split("+"):
-            _check_family(graph, each.strip().partition(".")[0])
-        if graph.on_device and not any(one.of_host for one, _ in singles):
+        for each in singles(change):
+            _check_family(graph, each.partition(".")[0])
+        if graph.on_device and not any(one.of_host for one, _ in changes):
             _refuse_host_bound(graph)
         usual, times = replayed(1.0, None, POWER)
         spread_us = [step_us(*replayed(0.5, 0, 0.0)), step_us(*replayed(1.5, 1, MOST_POWER))]
@@ -102,8 +102,8 @@ def _predicted(graph: StepGraph, change: str) -> Prediction:
         return Prediction(change=change, step_us=original_us, reason=str(error), status="cannot tell")
     predicted_us, half_us = step_us(usual, times), half_width_us(graph)
     low_us, high_us = min(*spread_us, predicted_us) - half_us, max(*spread_us, predicted_us) + half_us
-    bounds = [one for one, _ in singles if one.is_bound]
-    work = prod(number_of(value) for one, value in singles if one.is_batch)
+    bounds = [one for one, _ in changes if one.is_bound]
+    work = prod(number_of(value) for one, value in changes if one.is_batch)
     found = Prediction(
         change=change,
         step_us=original_us,
@@ -117,7 +117,7 @@ def _predicted(graph: StepGraph, change: str) -> Prediction:
         work=work,
         parts_us=parts_us(usual, times),
     )
-    notes = [one.note for one, _ in singles if one.note]
+    notes = [one.note for one, _ in changes if one.note]
     if (graph.world_size or 0) > graph.ranks:
         notes.append(
             f"Traces of {graph.ranks} of {graph.world_size} ranks: what they wait for in others is taken to stay."

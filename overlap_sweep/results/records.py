@@ -299,7 +299,9 @@ class KnobSearch(msgspec.Struct, kw_only=True):
         found = {}
         for key, values in self.knobs.items():
             had = {tried.changed.get(key, values[0]) for tried in self.tried} if values else set()
-            if missing := [value for value in values if value not in had]:
+            # Values of process groups are joined.
+            parts = {part for value in had for part in value.split("+")}
+            if missing := [value for value in values if value not in had | parts]:
                 found[key] = missing
         return found
 

@@ -13,7 +13,7 @@ from overlap_sweep.results.records import EQUIVALENT
 from overlap_sweep.runtime.group_config import shared_by
 from overlap_sweep.runtime.point import resolve
 from overlap_sweep.search import Setting
-from overlap_sweep.search.knob_trail import Knob
+from overlap_sweep.search.knob_trail import Knob, joined
 from overlap_sweep.search.measured import Job, SearchInputs
 from overlap_sweep.workloads import Searchable
 
@@ -57,7 +57,8 @@ class KnobSpace:
     def overrides_of(self, setting: Setting) -> list[str]:
         """Returns the overrides for values other than the baseline's, which are the configuration's or in
         `overrides`."""
-        return [f"{k.key}={v}" for k, v in zip(self.knobs, setting, strict=True) if v != k.values[0]]
+        changed = ((knob.key, v) for knob, v in zip(self.knobs, setting, strict=True) if v != knob.values[0])
+        return [f"{key}={value}" for key, value in joined(changed).items()]
 
     def job(self, setting: Setting, repetition: int) -> Job:
         overrides = self.overrides_of(setting)

@@ -129,7 +129,9 @@ class Searching:
 def answer(trail: KnobTrail, points: Mapping[Setting, list[str]]) -> KnobSearch:
     """Returns the answer of a running or ended search. `points`: names of those that measured each setting."""
     pairs = zip(trail.knobs, trail.baseline, strict=True)
-    knobs = {knob.key: [value, *(one for one in knob.values if one != value)] for knob, value in pairs}
+    knobs: dict[str, list[str]] = {}
+    for knob, value in pairs:
+        knobs.setdefault(knob.key, [value]).extend(one for one in knob.values if one != value)
     search = KnobSearch(label="", overrides=[], knobs=knobs, notes=[*trail.drops, *trail.notes], grid=trail.grid)
     base = trail.baseline
     search.failed = [

@@ -19,10 +19,19 @@ class Knob:
     """A key of the configuration and its values."""
 
     key: str
+    """Knobs may share one, whose values are then for different process groups (`scopes`), and are joined by `+`."""
     values: tuple[str, ...]
     """Values to search. The first is the baseline's and wins ties."""
     restarts: bool = False
     """Whether changing it needs new worker processes."""
+
+
+def joined(values: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Returns values of knobs by key."""
+    found: dict[str, str] = {}
+    for key, value in values:
+        found[key] = f"{found[key]}+{value}" if key in found else value
+    return found
 
 
 Answer = Sample | Failure | None
@@ -101,7 +110,7 @@ class KnobTrail:
 
     def overrides(self, setting: Setting, origin: Setting | None = None) -> dict[str, str]:
         """Returns the values that differ from the baseline's or from `origin`'s, by key."""
-        return {self.knobs[index].key: value for index, value in self.changed(setting, origin).items()}
+        return joined((self.knobs[index].key, value) for index, value in self.changed(setting, origin).items())
 
     def possible(self, setting: Setting) -> bool:
         """Returns whether the setting is valid and includes no failed one: it would probably fail too, and each failure

@@ -168,20 +168,14 @@ def test_options_of_process_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NotHere, match="no process group of NCCL"):
         groups.max_ctas(4, new_group([0, 2], backend="gloo"))
 
+    each = [groups.max_ctas("dp:8+tp:4", new_group([0, 2], name)) for name in ("mesh_dp", "mesh_tp")]
+    assert [one.config.max_ctas for one in each if isinstance(one, Options)] == [8, 4]
+    with pytest.raises(NotApplicable, match="Options have no cga_cluster_size"):
+        groups.cga_cluster_size(2, new_group([0, 2]))
 
-@pytest.mark.parametrize(
-    ("scope", "description", "ranks", "is_meant"),
-    [
-        ("dp", "mesh_dp", [0, 1], True),
-        ("dp", "mesh_dp_replicate", [0, 1], True),
-        ("dp", "mesh_ddp", [0, 1], False),
-        ("DATA_PARALLEL_GROUP", "DATA_PARALLEL_GROUP", [0, 1], True),
-        ("default_pg", "default_pg", [0, 1], True),
-        ("0-3", "", [0, 1, 2, 3], True),
-        ("0-3", "", [3, 1, 2, 0], True),
-        ("0-3", "", [0, 1], False),
-        ("1-7/2", "", [1, 3, 5, 7], True),
-    ],
-)
-def test_which_process_groups_are_meant(scope: str, description: str, ranks: list[int], is_meant: bool) -> None:
-    assert groups.is_meant(scope, description, ranks) is is_meant
+
+def test_lines_for_several_process_groups() -> None:
+    lines = levers()["group.high_priority"].written("dp:true+tp:false").splitlines()
+    assert lines[0] == "# process groups dp"
+    assert lines[1].endswith("Options(is_high_priority_stream=True)")
+    assert lines[3] == "# process groups tp"

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from benchmarks.calibration_table import calibration
 from benchmarks.predictions_table import DATA, graph_of, unpacked
+from overlap_sweep.diagnosis.collectives import Group
 from overlap_sweep.predict.calibration import Rates, calibrations, fitted
 from overlap_sweep.predict.changes.blocks import kernels_of, with_blocks
 from overlap_sweep.predict.changes.scale import FLOOR_NS, USUAL, larger_batch, more_ranks
@@ -58,7 +59,7 @@ def reductions(made: StepGraph) -> list[Node]:
 def test_collectives_take_as_long_as_recorded_ones_with_as_many_blocks() -> None:
     made = on_nccl(8, 24)
 
-    with_blocks(made, most=8)
+    with_blocks(made, most=lambda _: 8)
 
     assert [node.duration_ns for node in reductions(made)] == pytest.approx([3_015_000] * 4, rel=1e-3)
     assert {node.call.blocks for node in reductions(made) if node.call} == {8}
@@ -73,7 +74,7 @@ def test_gemms_lose_less_beside_fewer_blocks() -> None:
     for node in made.nodes:
         node.slowdown = 0.4
 
-    with_blocks(made, most=8)
+    with_blocks(made, most=lambda _: 8)
 
     power = calibrations()[0].exponent
     assert 0.5 < power < 1
@@ -84,16 +85,31 @@ def test_blocks_that_are_there_change_nothing() -> None:
     made = on_nccl(24, 24)
     before_us = replayed_us(made)
 
-    with_blocks(made, most=64)
+    with_blocks(made, most=lambda _: 64)
 
     assert replayed_us(made) == before_us
     assert made.notes == ["NCCL's kernels have at most 24 thread blocks as it is."]
 
 
+def test_process_groups_have_blocks_of_their_own() -> None:
+    made = on_nccl(24, 24)
+    name = next(node.call.group for node in reductions(made) if node.call)
+    (as_it_is,) = predict(made, ["nccl.max_ctas=8"])
+    with_groups = replace(made, groups=[{name: Group(name, "mesh_dp", (0, 1), 2)}] * made.ranks)
+
+    several, other, missing = predict(
+        with_groups, ["nccl.max_ctas=dp:8+tp:2", "nccl.max_ctas=tp:2+24", "nccl.max_ctas=tp:2"]
+    )
+
+    assert several.predicted_us == as_it_is.predicted_us != as_it_is.step_us
+    assert other.predicted_us == pytest.approx(replayed_us(made))
+    assert (missing.status, missing.reason) == ("cannot tell", "No collective of such a process group was recorded.")
+
+
 def test_small_buffers_keep_their_few_blocks(folder: Path) -> None:
     made = recorded(folder, "causes/h200x2", "ddp_overlapped").copy()
 
-    with_blocks(made, least=32)
+    with_blocks(made, least=lambda _: 32)
 
     assert {(one.node.bytes or 0) > 1e6: one.blocks for one in kernels_of(made)} == {True: 32, False: 1}
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf
 from statistics import median
 
 from overlap_sweep.predict.calibration import Calibration, Rates, calibrations, chosen, fitted
@@ -29,9 +28,18 @@ class Kernel:
     """Bus bandwidth without the latency; None if its size is unknown."""
 
 
-def with_blocks(graph: StepGraph, most: float = inf, least: float = 0, known: Sequence[Calibration] = ()) -> None:
-    """NCCL's kernels have at most, or at least, so many thread blocks. Those of small buffers have few in any case, and
-    don't get more. `known`: calibrations instead of this package's."""
+def _any(node: Node) -> None:
+    return None
+
+
+def with_blocks(
+    graph: StepGraph,
+    most: Callable[[Node], float | None] = _any,
+    least: Callable[[Node], float | None] = _any,
+    known: Sequence[Calibration] = (),
+) -> None:
+    """NCCL's kernels have at most, or at least, so many thread blocks: by collective, None if it stays as it is. Those
+    of small buffers have few in any case, and don't get more. `known`: calibrations instead of this package's."""
     kernels = kernels_of(graph)
     if not kernels:
         raise CannotTell("No kernel of NCCL whose thread blocks are known was recorded.")
@@ -40,9 +48,13 @@ def with_blocks(graph: StepGraph, most: float = inf, least: float = 0, known: Se
         largest[one.family.group] = max(largest[one.family.group], one.blocks)
 
     def wanted(one: Kernel) -> int:
-        raised = max(one.blocks, least) if one.blocks == largest[one.family.group] else one.blocks
-        return round(min(raised, most))
+        at_least, at_most = least(one.node), most(one.node)
+        is_large = one.blocks == largest[one.family.group]
+        raised = max(one.blocks, at_least) if at_least is not None and is_large else one.blocks
+        return round(raised if at_most is None else min(raised, at_most))
 
+    if all(least(one.node) is None and most(one.node) is None for one in kernels):
+        raise CannotTell("No collective of such a process group was recorded.")
     changed = [(one, wanted(one)) for one in kernels if wanted(one) != one.blocks]
     if not changed:
         graph.notes.append(f"NCCL's kernels have at most {max(largest.values())} thread blocks as it is.")
