@@ -33,6 +33,9 @@ def read_one_gpu(environment: ModuleType) -> None:
     vars(environment)["nvml_handle"] = lambda device: read(torch.device("cuda", 0))
 
 
+if RANKS and "RANK" in os.environ and "OVERLAP_SWEEP_RECORD" in os.environ:
+    # A training of a user's, which chooses its GPU itself.
+    os.environ |= {"LOCAL_RANK": "0", "NCCL_HOSTID": f"rank {os.environ['RANK']}"}
 if RANKS:
     change_when_imported(
         {
