@@ -8,12 +8,13 @@ from pathlib import Path
 PACKAGE = Path(__file__).parent.parent / "overlap_sweep"
 
 BASE = {"errors", "declared", "options", "cache", "config", "gpus", "program", "keeper", "scopes"}
-BELOW_RESULTS = BASE | {"hydra_adapter", "trace", "overlap", "diagnosis"}
+BELOW_RESULTS = BASE | {"hydra_adapter", "trace", "overlap", "nccl", "diagnosis"}
 MAY_IMPORT = {
     **dict.fromkeys(BASE, BASE),
     "hydra_adapter": {"errors", "declared", "options", "config", "program"},
     "trace": BASE,
     "overlap": BASE,
+    "nccl": BASE,
     "diagnosis": BASE | {"trace"},
     "effects": BASE | {"trace", "diagnosis"},
     "predict": BASE | {"trace", "diagnosis"},
@@ -68,6 +69,7 @@ WITHOUT_TORCH = {
     "hydra_adapter",
     "trace",
     "overlap",
+    "nccl",
     "diagnosis",
     "effects",
     "predict",
