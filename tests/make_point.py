@@ -469,7 +469,7 @@ def job_run(
         profiled = {"profiled_us": profiled_us, "exposed_comm_us": sum(exposed.values()), "groups": groups}
         profiled["causes"] = found
     measured: dict[str, Any] = {"timed_by": "gpu", "calls_per_step": 1, "peak_memory_gb": 12.5, **profiled}
-    return JobRun(step=timing(step_us, spread_us), **{**measured, **changed})
+    return JobRun(**{"step": timing(step_us, spread_us), **measured, **changed})
 
 
 MEASURED: dict[str, Callable[..., Measured]] = {

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Sequence
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -80,6 +82,7 @@ def optimize(
     from overlap_sweep.optimizer import as_template
     from overlap_sweep.runtime.outcome import outcomes
 
+    outcomes.resumed_by = partial(resumed, sys.argv[1:])
     sys.argv[1:] = [
         "-m",
         "workload=job",
@@ -127,6 +130,17 @@ def _parted(words: list[str]) -> tuple[list[str], list[str]]:
     return overrides, command
 
 
+def resumed(typed: Sequence[str], directory: Path) -> list[str]:
+    """Returns the words of a command that goes on in the directory, from those that were typed after its name."""
+    end = typed.index("--")
+    options = [*typed[:end]]
+    if "--output" in options:
+        at = options.index("--output")
+        del options[at : at + 2]
+    kept = (word for word in options if word != "--resume" and not word.startswith(("--output=", "hydra.sweep.dir=")))
+    return [*NAME.split(), "--resume", "--output", str(directory), *kept, *typed[end:]]
+
+
 def _share(text: str) -> float:
     try:
         share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
@@ -143,12 +157,13 @@ def _printed(directory: Path, format: Format) -> Answer:
 
     from overlap_sweep.optimizer.answer import in_lines, read_answer
     from overlap_sweep.report.page import FILE_NAME
+    from overlap_sweep.results.records import KnobRecord
 
     answer, page = read_answer(directory), directory / FILE_NAME
     if format is Format.json:
         print(msgspec.json.format(msgspec.json.encode(answer)).decode())
     else:
-        print("\n".join(in_lines(answer, page if page.exists() else None)))
+        print("\n".join(in_lines(answer, page if page.exists() else directory / KnobRecord.FILE)))
     return answer
 
 

@@ -13,7 +13,7 @@ from overlap_sweep.levers import OPTION
 from overlap_sweep.optimizer import tuned_file
 from overlap_sweep.optimizer.candidates import Candidate
 from overlap_sweep.optimizer.record import OptimizeRecord
-from overlap_sweep.report.numbers import as_duration, as_percent
+from overlap_sweep.report.numbers import as_duration, as_percent, counted
 from overlap_sweep.results.gain import NO_GAIN, Gain
 from overlap_sweep.results.measured import Scalar
 from overlap_sweep.results.points import read_points
@@ -41,8 +41,9 @@ class Trial(msgspec.Struct, kw_only=True):
     """Time of the command as it is, less what was gained; None if it was not measured."""
     gain: float | None
     """Share of the time of the command as it is that it saves."""
-    noise: float | None
-    """Half of the gain's 95 % confidence interval."""
+    low: float | None
+    """Ends of the gain's 95 % confidence interval."""
+    high: float | None
     expected: Expected | None
     """What was expected of it before, of a single lever; None if nothing was."""
     effect: str
@@ -95,7 +96,7 @@ class Answer(msgspec.Struct, kw_only=True):
     results: str
     trials: list[Trial]
     left_out: dict[str, str]
-    """Why each other lever was not tried, by its name."""
+    """Why each other lever, or value of one, was not tried, by its name."""
     not_allowed: list[Candidate]
     """What --allow would add, what is expected to gain most first."""
     exposed: list[Exposed]
@@ -122,6 +123,7 @@ def read_answer(directory: Path) -> Answer:
     best, reference = analysis.best, analysis.reference
     is_better = best is not reference and analysis.gain is not None and analysis.proven
     gain = analysis.gain if is_better and analysis.gain else NO_GAIN
+    low, high = gain.interval
     winner = best if is_better else reference
     write = STUDY.to_write(analysis) if is_better else ""
     seen = "" if is_better or not found.best else _not_proven(found.best, found.gain)
@@ -129,8 +131,8 @@ def read_answer(directory: Path) -> Answer:
         answer=_sentence(winner, gain, seen=seen, is_better=is_better),
         settings=_settings(winner.options),
         gain=gain.share,
-        low=gain.share - gain.noise,
-        high=gain.share + gain.noise,
+        low=low,
+        high=high,
         proven=is_better,
         step_us=reference.time_us,
         best_us=winner.time_us,
@@ -139,8 +141,7 @@ def read_answer(directory: Path) -> Answer:
         memory_before_gb=reference.peak_memory_gb,
         results=winner.equality.verdict if winner.equality and is_better else "equal",
         trials=[_trial(one) for one in searched.trials(STUDY, analysis, found, rows)],
-        left_out=record.left_out
-        | {name.removeprefix(OPTION): "nothing could be gained, by what was predicted" for name in found.hopeless},
+        left_out=searched.left_out(STUDY, found),
         not_allowed=record.not_allowed,
         exposed=list(_exposed(winner)),
         runs=len(points),
@@ -171,11 +172,13 @@ def _settings(options: Mapping[str, Scalar]) -> dict[str, Scalar]:
 
 
 def _trial(one: searched.Trial) -> Trial:
+    low, high = one.gain.interval if one.gain else (None, None)
     return Trial(
         settings=_settings(one.row.options if one.row else one.changed),
         step_us=one.trial_us,
         gain=one.gain.share if one.gain else None,
-        noise=one.gain.noise if one.gain else None,
+        low=low,
+        high=high,
         expected=one.expected,
         effect=one.effect,
         results=one.results,
@@ -213,8 +216,8 @@ def _mends(row: JobRow, causes: Sequence[str]) -> dict[str, Prediction]:
     return best_mends(side.traces, causes)
 
 
-def in_lines(answer: Answer, report: Path | None) -> list[str]:
-    """Returns the answer in five lines, but for lines to write."""
+def in_lines(answer: Answer, report: Path) -> list[str]:
+    """Returns the answer in five lines, but for lines to write. `report`: the file that has all of it."""
     lines = [answer.answer, *(f"  {line}" for line in answer.lines)]
     if answer.settings:
         memory = ""
@@ -224,7 +227,8 @@ def in_lines(answer: Answer, report: Path | None) -> list[str]:
     lines += [_still_exposed(answer.exposed), _tried(answer)]
     if reason := answer.left_out.get(tuned_file.OPTION):
         lines.append(f"{tuned_file.OPTION}: {reason}.")
-    return [*lines, *([f"All that was measured: {report}"] if report else [])]
+    others = f", and why other levers or values were not tried ({len(answer.left_out)})" if answer.left_out else ""
+    return [*lines, f"All that was measured{others}: {report}"]
 
 
 _RESULTS = {
@@ -260,5 +264,6 @@ def _tried(answer: Answer) -> str:
     tried = f"Measured {measured} settings{failed}, in {answer.runs} runs, {as_duration(60 * answer.minutes)}{early}."
     if answer.not_allowed:
         best = answer.not_allowed[0]
-        tried += f" {len(answer.not_allowed)} values need --allow {best.needs}, the best {best.name}: {best.in_words}."
+        more = counted(len(answer.not_allowed), "value")
+        tried += f" {more} more with --allow {best.needs}, the best {best.name}: {best.in_words}."
     return tried

@@ -1,4 +1,5 @@
-"""The content of optimize.json: what was asked for, and what was not tried for that reason. knobs.json has the rest."""
+"""The content of optimize.json: what was asked for, and what could be tried if more was allowed. knobs.json has the
+rest."""
 
 from __future__ import annotations
 
@@ -19,5 +20,3 @@ class OptimizeRecord(Record, kw_only=True):
     """Names of the runs of the command as it is, from which the candidates follow."""
     not_allowed: list[Candidate] = msgspec.field(default_factory=list)
     """What could be tried if it were allowed, what is expected to gain most first."""
-    left_out: dict[str, str] = msgspec.field(default_factory=dict)
-    """Why each other lever is not tried, by its name."""

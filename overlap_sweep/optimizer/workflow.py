@@ -21,15 +21,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from overlap_sweep import workloads
-from overlap_sweep.errors import UsageError, UserError
 from overlap_sweep.hydra_adapter.overrides import override_value
 from overlap_sweep.levers import OPTION, named
 from overlap_sweep.levers.training import Training
 from overlap_sweep.optimizer import tuned_file
 from overlap_sweep.optimizer.candidates import Allowed, Candidate, Recorded, allowed, candidates
 from overlap_sweep.optimizer.checks import objection, point_of
+from overlap_sweep.optimizer.first_runs import FIRST_RUNS, base, first_runs
 from overlap_sweep.optimizer.record import OptimizeRecord
-from overlap_sweep.recorder.recording import started_ranks
 from overlap_sweep.report.numbers import as_percent, as_us, some_of
 from overlap_sweep.results.records import KnobRecord
 from overlap_sweep.results.run_directory import Result
@@ -37,7 +36,6 @@ from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.runtime.point import limits
 from overlap_sweep.runtime.progress import announce, shown_waiting
 from overlap_sweep.search import Setting, conduct
-from overlap_sweep.search.knob_space import KnobSpace
 from overlap_sweep.search.knob_sweeper import Searching
 from overlap_sweep.search.knob_trail import Answer, Knob, KnobTrail
 from overlap_sweep.search.knobs import search
@@ -50,9 +48,6 @@ from overlap_sweep.workloads.job.result import JobRun
 if TYPE_CHECKING:
     from overlap_sweep.predict.predictions import Prediction
 
-FIRST_RUNS = 2
-"""Runs of the command as it is before anything else: by two its noise is known, and whether it repeats its results."""
-
 NULL = "null"
 """Value of a lever that leaves the script as it is."""
 
@@ -64,10 +59,10 @@ def optimize(inputs: SearchInputs) -> None:
     allow: Allowed = wanted.allow  # type: ignore[assignment]
     chosen = named(wanted.levers or ())
     with shown_waiting("composing what is run"):
-        space = _base(inputs)
+        space = base(inputs)
     measurements = Measurements.begin(inputs)
     announce([space.point()], outcomes)
-    space, first = _first_runs(inputs, space, measurements)
+    space, first = first_runs(inputs, space, measurements)
     directory = measurements.directory
     with shown_waiting("reading the traces"):
         recorded = _recorded(directory, first)
@@ -76,18 +71,18 @@ def optimize(inputs: SearchInputs) -> None:
         command=str(inputs.config.job.command),
         allow=allow,
         first_runs=[result.name for result in first],
-        left_out=left_out,
     )
     # For the answer, should the tuner be interrupted.
     record.write(directory)
     _write(measurements, Searching(space, measurements, share=1.0))
     _add_files(found, left_out, recorded, first[0], measurements.budget, allow)
-    if reason := left_out.get(tuned_file.OPTION):
-        space.left_out[f"{OPTION}{tuned_file.OPTION}"] = reason
     tried = [one for one in found if allowed(one.needs, allow)]
-    for line in _worth_trying(first, recorded, found, tried):
+    not_allowed = [one for one in found if one not in tried]
+    for line in _worth_trying(first, recorded, tried, not_allowed):
         print(f"optimize: {line}", flush=True)
     space.knobs = _knobs(tried)
+    needs = {one.name: f"needs --allow {one.needs}; expected: {one.in_words}" for one in not_allowed}
+    space.left_out = {f"{OPTION}{name}": reason for name, reason in (needs | left_out).items()}
     prior = _prior(space.knobs, tried)
     reference = [point_of(directory, result.name) for result in first]
     searching = Searching(
@@ -106,7 +101,7 @@ def optimize(inputs: SearchInputs) -> None:
             return searching.measure(settings)
 
     _write(measurements, searching)
-    record.not_allowed = [one for one in found if one not in tried]
+    record.not_allowed = not_allowed
     record.write(directory)
     conduct(search(searching.trail, inputs.config.search), measure)
     searching.ended = True
@@ -124,57 +119,6 @@ def _write(measurements: Measurements, searching: Searching) -> None:
         searches=[searching.found],
         finals=[],
     ).write(measurements.directory)
-
-
-def _base(inputs: SearchInputs) -> KnobSpace:
-    """Returns the command as it is. UsageError for an option with several values."""
-    several = next((key for key, texts in inputs.values.items() if len(texts) > 1), None)
-    if several:
-        raise UsageError(f"optimize chooses what to try; give one value of {several}, or sweep it with launch.")
-    if inputs.config.workload.name != "job":
-        raise UsageError("hydra/sweeper=optimize is for workload=job.")
-    return _space(inputs, [f"{key}={text}" for key, (text,) in inputs.values.items()])
-
-
-def _space(inputs: SearchInputs, overrides: Sequence[str]) -> KnobSpace:
-    """Returns the space without levers. UserError if its point makes no sense."""
-    space = KnobSpace(inputs, overrides)
-    point = space.point()
-    space.label = f"{workloads.of(point).subject(point)} on {point.world_size} ranks"
-    if reason := workloads.of(point).refusal(point):
-        raise UserError(f"{reason}.")
-    return space
-
-
-def _first_runs(inputs: SearchInputs, space: KnobSpace, measurements: Measurements) -> tuple[KnobSpace, list[Result]]:
-    """Returns the command as it is, with the number of ranks that it starts, and its first runs. UserError if one has
-    no times or no traces."""
-    found = _runs(space, measurements)
-    started = started_ranks(measurements.directory / found[0].name)
-    if found[0].status != "ok" and started and started != space.point().world_size:
-        print(f"optimize: the command starts {started} training processes", flush=True)
-        kept = [override for override in space.overrides if not override.startswith("job.ranks=")]
-        space = _space(inputs, [*kept, f"job.ranks={started}"])
-        found = _runs(space, measurements)
-    for result in found:
-        if result.status != "ok":
-            raise UserError(f"The command as it is cannot be measured: {result.reason}")
-        if not result.traces:
-            raise UserError(f"No trace was recorded ({some_of(result.warnings) or 'profile=none'}); see {result.name}.")
-    return space, found
-
-
-def _runs(space: KnobSpace, measurements: Measurements) -> list[Result]:
-    """Returns FIRST_RUNS runs, or the first one if that failed. UserError if the budget ends before."""
-    found: list[Result] = []
-    for run in range(FIRST_RUNS):
-        (result,) = measurements.measure([space.job((), run)])
-        if result is None:
-            raise UserError(f"{measurements.budget.why_spent} before the command had run {FIRST_RUNS} times; raise it.")
-        found.append(result)
-        if result.status != "ok":
-            break
-    return found
 
 
 def _recorded(directory: Path, first: Sequence[Result]) -> Recorded:
@@ -266,7 +210,7 @@ def _too_slow_us(trail: KnobTrail, reach: float) -> float:
 
 
 def _worth_trying(
-    first: Sequence[Result], recorded: Recorded, found: Sequence[Candidate], tried: Sequence[Candidate]
+    first: Sequence[Result], recorded: Recorded, tried: Sequence[Candidate], not_allowed: Sequence[Candidate]
 ) -> list[str]:
     """Returns what the step is made of and what is tried, in lines."""
     runs = [result.measured_as(JobRun) for result in first]
@@ -281,7 +225,7 @@ def _worth_trying(
     lines.append(f"{len(tried)} values of levers apply" + (", by the gain that is expected:" if tried else ""))
     width = max((len(one.name) for one in tried), default=0)
     lines += [f"  {one.name:{width}}  {one.in_words}" for one in tried]
-    if more := [one for one in found if one not in tried]:
-        best = more[0]
-        lines.append(f"{len(more)} more need --allow {best.needs}, such as {best.name}: {best.in_words}")
+    if not_allowed:
+        best = not_allowed[0]
+        lines.append(f"{len(not_allowed)} more need --allow {best.needs}, such as {best.name}: {best.in_words}")
     return lines

@@ -148,7 +148,7 @@ def _knob_search_lines(search: KnobSearch) -> Iterator[str]:
         if search.contributions:
             rows = [("knob", "baseline", "best", "gain alone", "gain in the best setting")]
             for one in search.contributions:
-                rows.append((one.key, one.baseline, one.value, _gain_share(one.alone), _gain_share(one.taken_away)))
+                rows.append((one.key, one.baseline, one.value, _in_brief(one.alone), _in_brief(one.taken_away)))
             yield from (f"  {line}" for line in _aligned(rows, texts=3))
         yield f"  {search.settings} of {search.grid} settings measured, in {search.points} points"
         if search.stopped:
@@ -170,10 +170,16 @@ def _knob_search_lines(search: KnobSearch) -> Iterator[str]:
         names = ", ".join(key.rpartition(".")[2] for key in idle)
         yield f"  Not searched, since their values {EQUIVALENT}: {names}"
     left_out = {key: why for key, why in search.left_out.items() if len(idle) == 1 or key not in idle}
-    yield from (f"  Not searched: {key}: {reason}" for key, reason in left_out.items())
+    yield from (f"  Not searched: {line}" for line in by_reason(left_out))
     if search.tried and search.never_tried:
         values = (f"{key}={','.join(missing)}" for key, missing in search.never_tried.items())
         yield f"  Never tried: {' '.join(values)}"
+
+
+def by_reason(reasons: Mapping[str, str]) -> list[str]:
+    """Returns a line for each reason, after what was left out for it. `reasons`: by what was left out."""
+    names = {reason: ", ".join(name for name, why in reasons.items() if why == reason) for reason in reasons.values()}
+    return [f"{those}: {reason}" for reason, those in names.items()]
 
 
 def _aligned(rows: Sequence[Sequence[str]], texts: int) -> Iterator[str]:
@@ -183,7 +189,5 @@ def _aligned(rows: Sequence[Sequence[str]], texts: int) -> Iterator[str]:
         yield "  ".join(cell.ljust(w) if i < texts else cell.rjust(w) for i, (cell, w) in pairs).rstrip()
 
 
-def _gain_share(gain: Gain | None) -> str:
-    if gain is None:
-        return "not possible"
-    return f"{100 * gain.share:+.1f} % ± {100 * gain.noise:.1f}" + ("" if gain.sure else " (noise)")
+def _in_brief(gain: Gain | None) -> str:
+    return "not possible" if gain is None else gain.in_brief

@@ -15,10 +15,14 @@ MOST_DIGITS = 6
 
 class Gain(msgspec.Struct, frozen=True):
     """How much less time something takes than a reference, as a share of the reference's time, with its noise; negative
-    if it takes more."""
+    if it takes more.
+
+    Its interval is symmetric as a factor of the ratio of the times, since no time is below zero: a gain of 84 % with a
+    noise of 17 % may be 67 to 92 %, not 101."""
 
     share: float
     noise: float
+    """How far the lower end of its 95 % confidence interval is below it."""
 
     @property
     def ratio(self) -> float:
@@ -27,12 +31,17 @@ class Gain(msgspec.Struct, frozen=True):
 
     @property
     def low(self) -> float:
-        """Returns the lower end of the ratio's confidence interval."""
-        return self.ratio - self.noise
+        """Returns the lower end of the ratio's confidence interval, which is never below 0."""
+        return self.ratio**2 / self.high if self.noise else self.ratio
 
     @property
     def high(self) -> float:
         return self.ratio + self.noise
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Returns the ends of the gain's confidence interval, which is always below 1."""
+        return 1 - self.high, 1 - self.low
 
     @property
     def sure(self) -> bool:
@@ -44,13 +53,21 @@ class Gain(msgspec.Struct, frozen=True):
         """Returns whether the time is shorter beyond the noise: whether the interval is narrower than the gain."""
         return self.share > self.noise
 
+    @property
+    def in_brief(self) -> str:
+        """Returns `+5.1% (2.0 to 8.3)`; empty for no gain at all."""
+        if self == NO_GAIN:
+            return ""
+        low, high = self.interval
+        return f"{self.share:+.1%}" + ("" if math.isnan(self.noise) else f" ({100 * low:.1f} to {100 * high:.1f})")
+
     def in_words(self, than: str, per: str = "") -> str:
         """Returns `9.5% faster than no overlap (9.4 to 9.7%)`, or `not measurably different from no overlap (noise
         1.2%)` if the interval includes nothing. `per`: what the time is of, such as `per sample`."""
         if not self.sure:
             noise = f" (noise {self.noise:.{_digits(self.noise)}%})" if self.noise > 0 else ""
             return f"not measurably different from {than}{noise}"
-        by, low, high = abs(self.share), abs(self.share) - self.noise, abs(self.share) + self.noise
+        by, (low, high) = abs(self.share), self.interval if self.faster else (self.low - 1, self.high - 1)
         digits = 1 if self.noise < FINE else _digits(by)
         while round(100 * low, digits) == 0 and digits < MOST_DIGITS:
             # An interval that excludes nothing must not look as if it began with it.

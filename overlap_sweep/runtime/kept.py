@@ -35,11 +35,12 @@ def whole_result(directory: Path) -> Result | None:
 
 
 def kept_result(directory: Path, point: ResolvedPoint) -> Result | None:
-    """Returns the directory's result if it is valid for the resolved `point` in the present environment."""
+    """Returns the directory's result if it is valid for the resolved `point` in the present environment, and whole: not
+    one that a search gave up."""
     result = whole_result(directory)
-    if result is None or result.status not in LASTING or point_identity(result.point) != point_identity(point):
+    if result is None or result.gave_up or result.status not in LASTING:
         return None
-    return None if differs(result, point) else result
+    return None if point_identity(result.point) != point_identity(point) or differs(result, point) else result
 
 
 def differs(result: Result, point: ResolvedPoint) -> bool:

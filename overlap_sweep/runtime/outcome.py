@@ -8,7 +8,7 @@ import sys
 import textwrap
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -84,6 +84,8 @@ class Outcomes:
     began_s: float = field(default_factory=time.monotonic)
     limits: str = ""
     """The budget of a search, in words."""
+    resumed_by: Callable[[Path], Sequence[str]] | None = None
+    """Returns the words that go on in a directory, of a command that launches for its user; None: launch itself."""
     wants_report: bool = False
     """Whether this is a sweep that ends with its report."""
     report: Path | None = None
@@ -148,6 +150,8 @@ class Outcomes:
 
     def resume_command(self) -> str:
         """Returns the command that measures only missing and failed points."""
+        if self.resumed_by:
+            return shlex.join(self.resumed_by(self.directory()))
         arguments = [argument for argument in sys.argv[1:] if not argument.startswith("resume=")]
         named = any(argument.startswith("hydra.sweep.dir=") for argument in arguments)
         return shlex.join([*launch_program().split(), *arguments, *([] if named else [f"resume={self.directory()}"])])

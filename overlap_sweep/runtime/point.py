@@ -190,6 +190,11 @@ class TimeLimits:
         finally:
             self.give_up_us = None
 
+    def gives_up(self, result: Result) -> bool:
+        """Returns whether a result that was given up earlier is as slow as what is given up now."""
+        shown_us = result.measured.shown_us(result) if result.measured else None
+        return self.give_up_us is not None and shown_us is not None and shown_us > self.give_up_us
+
     @contextmanager
     def until(self, ends_s: float) -> Iterator[None]:
         """Ends what is measured inside the block at that time of the monotonic clock."""

@@ -167,7 +167,10 @@ class Measurements:
 
     def _known_result(self, job: Job) -> Result | None:
         result = self._known.get(point_key(job.point))
-        return result if result and not differs(result, job.point) else None
+        if result is None or differs(result, job.point):
+            return None
+        # What was given up has only its first steps: that counts where it would be given up again.
+        return None if result.gave_up and not limits.gives_up(result) else result
 
     def _launch(self, jobs: Sequence[Job]) -> list[Result | None]:
         typed = [list(map(as_choice, job.overrides)) for job in jobs]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import isnan
 from pathlib import Path
 
 from overlap_sweep.report.charts import Axis, Dot, Key, Row, Rows
 from overlap_sweep.report.numbers import UNDEFINED, as_us
+from overlap_sweep.report.searches import by_reason
 from overlap_sweep.report.section import Exhibit
 from overlap_sweep.report.table import Column, Listing, RowText, Table, attribute
 from overlap_sweep.results.gain import NO_GAIN, Gain, gain_over
@@ -62,9 +62,9 @@ TRIALS: Table[Trial] = Table(
         Column(
             "gain",
             lambda trial: trial.gain.share if trial.gain else None,
-            "Time that it saves, as a fraction of the baseline's, with its noise.",
+            "Time that it saves, as a fraction of the baseline's, with its interval.",
             header="gain",
-            words=lambda trial: gain_in_words(trial.gain),
+            words=lambda trial: trial.gain.in_brief if trial.gain else "",
             high_first=True,
         ),
         Column(
@@ -83,20 +83,15 @@ TRIALS: Table[Trial] = Table(
 )
 
 
-def gain_in_words(gain: Gain | None) -> str:
-    if gain is None or gain == NO_GAIN:
-        return ""
-    return f"{gain.share:+.1%}" + ("" if isnan(gain.noise) else f" \N{PLUS-MINUS SIGN} {100 * gain.noise:.1f}")
-
-
 def exhibits(study: Study[C, R], analysis: CaseAnalysis[C, R], searches: Searches) -> list[Exhibit]:
-    """Returns an exhibit of each search of this case, if its record has gains or failures: earlier ones have none."""
+    """Returns an exhibit of each search of this case, if its record has gains or failures, as earlier ones have not, or
+    there was nothing to try."""
     return [
         _exhibit(study, analysis, search, rows)
         for directory, record in searches.items()
         if (rows := rows_by_point(analysis, directory))
         for search in record.searches
-        if search.failed or any(one.gain for one in search.tried)
+        if search.failed or not search.knobs or any(one.gain for one in search.tried)
         if rows.keys() & {*search.baseline_points}
     ]
 
@@ -119,7 +114,7 @@ def _exhibit(study: Study[C, R], analysis: CaseAnalysis[C, R], search: KnobSearc
         name="search",
         heading="From the baseline to the answer",
         brief="Trials",
-        explained="Gains are shares of the baseline's time, as the search compared them, with their noise."
+        explained="Gains are shares of the baseline's time, as the search compared them, with their intervals."
         f"{expected}{learnt}",
         parts=lambda: list(_parts(study, analysis, search, rows)),
     )
@@ -132,8 +127,8 @@ def _parts(
         yield Exhibit(chart=partial(waterfall, study, search))
     tried = trials(study, analysis, search, rows)
     yield Exhibit(listing=Listing(TRIALS, tried, text=_text))
-    if lines := left_out(study, search):
-        yield Exhibit(notes=lines, folded=f"What was left out, and why ({len(lines)})", closed=True)
+    if reasons := left_out(study, search):
+        yield Exhibit(notes=by_reason(reasons), folded=f"What was left out, and why ({len(reasons)})", closed=True)
 
 
 def _text(trial: Trial) -> RowText:
@@ -172,14 +167,15 @@ def _gains(search: KnobSearch) -> list[tuple[dict[str, str], Gain | None]]:
 def _row(study: Study[C, R], search: KnobSearch, changed: dict[str, str], gain: Gain | None) -> Row:
     name, expected, is_best = _name(study, changed), search.expected_of(changed), changed == search.best != {}
     time = as_us((search.baseline_us or 0.0) * gain.ratio) if gain else "not possible"
-    cells = [time, gain_in_words(gain), expected.in_words if expected else ""]
+    cells = [time, gain.in_brief if gain else "", expected.in_words if expected else ""]
+    low, high = gain.interval if gain else (None, None)
     return Row(
         name=name,
         bold=is_best,
         colour="good" if is_best else "",
         ends=[gain.share] if gain else [],
-        low=gain.share - gain.noise if gain else None,
-        high=gain.share + gain.noise if gain else None,
+        low=low,
+        high=high,
         cells=cells,
         dots=[_dot(expected)] if expected else [],
         details=dict(zip(("setting", "time us", "gain", "expected"), (name, *cells), strict=True)),
@@ -222,8 +218,8 @@ def trials(study: Study[C, R], analysis: CaseAnalysis[C, R], search: KnobSearch,
     return measured
 
 
-def left_out(study: Study[C, R], search: KnobSearch) -> list[str]:
-    """Returns what was never tried, with the reason, a line each."""
+def left_out(study: Study[C, R], search: KnobSearch) -> dict[str, str]:
+    """Returns why each key or value was never tried, by its name as the study's settings are named."""
     said = {
         name: f"at most {most:.1%} faster, by what was expected" if most > 0 else f"at best {-most:.1%} slower"
         for name, most in search.hopeless.items()
@@ -234,7 +230,7 @@ def left_out(study: Study[C, R], search: KnobSearch) -> list[str]:
         why = search.stopped or (like[0] if like else "no valid setting has it")
         names = [f"{key}={value}" for value in values]
         said |= {name: why for name in names if name not in failed and name not in said}
-    return [f"{_brief(study, name)}: {reason}" for name, reason in (said | search.left_out).items()]
+    return {_brief(study, name): reason for name, reason in (said | search.left_out).items()}
 
 
 def _only(changed: Mapping[str, str]) -> str:

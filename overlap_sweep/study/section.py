@@ -131,7 +131,7 @@ def decision_columns(reference: str) -> tuple[Case, ...]:
         Column(
             "gain_noise",
             lambda analysis: analysis.gain.noise if analysis.gain else None,
-            "Half-width of the 95 % confidence interval of gain; empty if it is the reference.",
+            "How far the lower end of gain's 95 % confidence interval is below it; empty if it is the reference.",
         ),
         attribute(
             "too_few_runs",

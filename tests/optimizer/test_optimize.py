@@ -37,8 +37,9 @@ def test_what_helps_is_found_proven_and_said(tmp_path: Path) -> None:
     assert (("test.workers", "3"),) not in by_settings
     assert [one.name for one in answer.not_allowed] == ["test.b_ms=1"]
     page = (tmp_path / "found" / "report.html").read_text()
+    assert "test.b_ms=1: needs --allow rounding" in page
     assert "From the baseline to the answer" in page
-    assert page.index("Failed, or must not be used") < page.index("What was left out, and why (1)")
+    assert page.index("Failed, or must not be used") < page.index("What was left out, and why (2)")
     assert "fail-if: gain < 0.9 holds" in stderr
     # What is worth trying is said before any of it is tried.
     assert stderr.index("values of levers apply") < stderr.index("a_ms=90")
@@ -55,6 +56,9 @@ def test_ctrl_c_ends_with_the_best_so_far_and_resume_goes_on(tmp_path: Path) -> 
         stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 130, stderr
     assert stdout.startswith("Keep the command as it is: nothing that was tried is faster beyond the noise.")
+    (line,) = (line for line in stderr.splitlines() if line.startswith("resume with: "))
+    assert line.startswith("resume with: overlap-sweep optimize --resume --output found --levers=test ")
+    assert line.endswith(f" -- {shlex.quote(sys.executable)} train.py")
     before = {path.parent.name for path in (tmp_path / "found").glob("*/result.json")}
     assert len(before) >= 2
 

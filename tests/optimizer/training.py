@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from overlap_sweep import levers
@@ -57,10 +57,15 @@ def written(folder: Path) -> Path:
     return package
 
 
-def optimizing(folder: Path, *options: str, environment: Mapping[str, str] = os.environ) -> subprocess.Popen[str]:
+def optimizing(
+    folder: Path,
+    *options: str,
+    environment: Mapping[str, str] = os.environ,
+    command: Sequence[str] = (sys.executable, "train.py"),
+) -> subprocess.Popen[str]:
     """Starts to optimize the training that `written` has written there, into the folder `found`."""
     search_path = os.pathsep.join(filter(None, (str(written(folder)), environment.get("PYTHONPATH"))))
-    words = ["optimize", "--levers=test", "--output=found", *options, *QUICK, "--", sys.executable, "train.py"]
+    words = ["optimize", "--levers=test", "--output=found", *options, *QUICK, "--", *command]
     return subprocess.Popen(
         [sys.executable, "-m", "overlap_sweep", *words],
         cwd=folder,

@@ -53,6 +53,13 @@ def test_what_failed_is_tried_again(tmp_path: Path, result: Result, status: Stat
     assert (kept_result(tmp_path, POINT) is not None) is kept
 
 
+def test_what_was_given_up_is_measured_again(tmp_path: Path) -> None:
+    point = made_result("job").point
+    for gave_up in (True, False):
+        write_result(tmp_path, made_result("job", point, environment=machine_of(point), gave_up=gave_up))
+        assert (kept_result(tmp_path, point) is None) is gave_up
+
+
 def test_only_what_was_measured_to_its_end_is_put_into_the_store(tmp_path: Path) -> None:
     config = configuration(f"store={tmp_path / 'store'}")
     for gave_up in (False, True):

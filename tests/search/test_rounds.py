@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,15 @@ from hypothesis import strategies as st
 from overlap_sweep.config import Search
 from overlap_sweep.hydra_adapter.overrides import override_value
 from overlap_sweep.results.estimate import Estimate
-from overlap_sweep.results.run_directory import Result, Status
+from overlap_sweep.results.run_directory import Result, Status, write_result
+from overlap_sweep.runtime.group_config import machine_of
+from overlap_sweep.runtime.point import limits
 from overlap_sweep.search import Failure
 from overlap_sweep.search.cell import Candidate, Cell, together
-from overlap_sweep.search.measured import CHUNK, Budget, Measurements
+from overlap_sweep.search.measured import CHUNK, Budget, Job, Measurements
 from overlap_sweep.search.tasks import Request, Task
 from overlap_sweep.workloads.operator.result import OperatorTimes, PassTimes
-from tests.make_point import operator_point, pass_times
+from tests.make_point import made_result, operator_point, pass_times
 from tests.search.surfaces import one_slot, pairs, settings, two_methods
 
 RINGS = one_slot(settings("ring_exchange", num_sm=(1, 16)), "fc1_fprop")
@@ -261,6 +264,21 @@ def test_launchers_that_do_not_look_at_a_time_limit_have_it_looked_at_between_la
     assert seen == [*[("failed", "no luck")] * CHUNK, *[None] * (19 - CHUNK)]
     assert found.budget.points == CHUNK
     assert [len(call.args[0]) for call in launcher.launch.call_args_list] == [CHUNK]
+
+
+def test_what_was_given_up_counts_where_it_would_be_given_up_again(tmp_path: Path) -> None:
+    slow = made_result("job", name="slow", gave_up=True, step_us=500.0)
+    slow.environment = machine_of(slow.point)
+    (tmp_path / slow.name).mkdir()
+    write_result(tmp_path / slow.name, slow)
+    for limit_us, launches in ((400.0, 0), (600.0, 1), (None, 1)):
+        launcher = Mock()
+        launcher.launch.return_value = [JobReturn(status=JobStatus.FAILED, _return_value=RuntimeError("again"))]
+        measurements = Measurements(launcher, tmp_path, Budget(None, None))
+        with limits.giving_up(limit_us) if limit_us else nullcontext():
+            (result,) = measurements.measure([Job([], slow.point)])
+        assert result
+        assert (launcher.launch.call_count, result.gave_up) == (launches, not launches)
 
 
 @pytest.mark.parametrize(

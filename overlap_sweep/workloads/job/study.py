@@ -115,11 +115,12 @@ class JobStudy(Study[JobCase, JobRow]):
         return key_of({"options": options, "overlap_cfg": overlap_cfg, "files": named})
 
     def times(self, settings: Sequence[Sequence[Point]]) -> list[JobTimes]:
-        means_us = [_means_us(points) for points in settings]
+        timed = [_timed(points) for points in settings]
+        means_us = [_means_us(points) for points in timed]
         between = verdict.noise_of_runs(means_us)
         return [
             JobTimes(between.over_runs(_pooled(points), means), standard_deviation(means) if len(means) > 1 else None)
-            for points, means in zip(settings, means_us, strict=True)
+            for points, means in zip(timed, means_us, strict=True)
         ]
 
     def times_of_point(self, point: Point) -> JobTimes:
@@ -204,8 +205,8 @@ class JobStudy(Study[JobCase, JobRow]):
             yield f"Settings were timed in different ways ({by}), so small differences mean nothing."
         # A few slow steps make up much of the time, of which a short measurement has few.
         shares = {row.setting: row.time_us / row.median_us - 1 for row in analysis.shown_first}
-        asked = analysis.points[0].config_as(Resolved).job.steps
-        more = "; raise job.steps" if analysis.best.step.repeats >= asked * len(analysis.best.points) else ""
+        asked = sum(point.config_as(Resolved).job.steps for point in _timed(analysis.best.points))
+        more = "; raise job.steps" if analysis.best.step.repeats >= asked else ""
         if uneven := [f"{share:.0%} with {setting}" for setting, share in shares.items() if share > UNEVEN]:
             yield (
                 f"Steps vary: the mean, which counts, is above the median by {some_of(uneven)}. Few steps measure rare "
@@ -282,6 +283,18 @@ def _printed(text: str, rounding: float) -> Seen:
     if not isinstance(exponent, int) or not value:
         return Seen(value, rounding)
     return Seen(value, max(rounding, 1.5 * 10.0**exponent / abs(value)))
+
+
+def _timed(points: Sequence[Point]) -> list[Point]:
+    """Returns the runs of a setting whose times count: those with at least half as many steps as another has. What was
+    given up counts as what it was asked for: the rest of its steps would have been as slow."""
+
+    def steps(point: Point) -> int:
+        run = point.measured_as(JobRun)
+        return point.config_as(Resolved).job.steps if run.gave_up else len(run.step.samples_us)
+
+    most = max(map(steps, points))
+    return [point for point in points if 2 * steps(point) >= most]
 
 
 def _pooled(points: Sequence[Point]) -> Estimate:

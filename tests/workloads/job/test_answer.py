@@ -21,7 +21,7 @@ from overlap_sweep.workloads import read_sources
 from overlap_sweep.workloads.job.command import command_line
 from overlap_sweep.workloads.job.rows import NAMING, options_of
 from overlap_sweep.workloads.job.study import STUDY, Analysis
-from tests.make_point import job_config, make_point
+from tests.make_point import job_config, make_point, timing_of
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 
@@ -49,6 +49,17 @@ def analyses_of(directory: Path) -> list[Analysis]:
 def analysis_of(directory: Path) -> Analysis:
     (analysis,) = analyses_of(directory)
     return analysis
+
+
+def test_runs_that_timed_few_steps_are_not_compared_with_long_ones(tmp_path: Path) -> None:
+    """Nor is what was given up taken for such: it was as slow as it began."""
+    for repetition, (step_us, steps) in enumerate([(150_000.0, 20), (100_000.0, 400), (101_000.0, 398)]):
+        config = {"repetition": repetition, "job.steps": steps}
+        run(tmp_path, config=config, step=timing_of([step_us, step_us + 2.0] * (steps // 2)))
+    slow = {"config": {"repetition": 3, "job.steps": 400}, "step": timing_of([200_000.0] * 5), "gave_up": True}
+    assert analysis_of(tmp_path).reference.time_us == 100_501.0
+    run(tmp_path, **slow)
+    assert analysis_of(tmp_path).reference.time_us == pytest.approx(133_667.3, rel=1e-4)
 
 
 def test_a_search_that_proved_its_answer_decides(tmp_path: Path) -> None:

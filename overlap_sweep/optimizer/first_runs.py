@@ -1,0 +1,116 @@
+"""Runs the command as it is, before anything is tried: how many processes it starts, how many steps a run should time,
+and what its recordings say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+
+from overlap_sweep import workloads
+from overlap_sweep.errors import UsageError, UserError
+from overlap_sweep.recorder.recording import PROFILER_STEPS, started_ranks
+from overlap_sweep.report.numbers import as_us, some_of
+from overlap_sweep.results.run_directory import Result
+from overlap_sweep.search.knob_space import KnobSpace
+from overlap_sweep.search.measured import Measurements, SearchInputs
+from overlap_sweep.workloads.job.config import Resolved
+from overlap_sweep.workloads.job.result import JobRun
+
+FIRST_RUNS = 2
+"""Runs of the command as it is before anything else: by two its noise is known, and whether it repeats its results."""
+LEAST_S = 2.0
+"""Time that a run's steps should be timed for: rare slow steps are in it about as often as in a training."""
+PART_OF_REST = 0.25
+"""The same as a share of what else a run takes, its start above all, if that is more."""
+MOST_STEPS = 1000
+"""Steps from which on runs differ from each other by more than their steps."""
+
+
+def base(inputs: SearchInputs) -> KnobSpace:
+    """Returns the command as it is. UsageError for an option with several values."""
+    several = next((key for key, texts in inputs.values.items() if len(texts) > 1), None)
+    if several:
+        raise UsageError(f"optimize chooses what to try; give one value of {several}, or sweep it with launch.")
+    if inputs.config.workload.name != "job":
+        raise UsageError("hydra/sweeper=optimize is for workload=job.")
+    return _space(inputs, [f"{key}={text}" for key, (text,) in inputs.values.items()])
+
+
+def _space(inputs: SearchInputs, overrides: Sequence[str]) -> KnobSpace:
+    """Returns the space without levers. UserError if its point makes no sense."""
+    space = KnobSpace(inputs, overrides)
+    point = space.point()
+    space.label = f"{workloads.of(point).subject(point)} on {point.world_size} ranks"
+    if reason := workloads.of(point).refusal(point):
+        raise UserError(f"{reason}.")
+    return space
+
+
+def first_runs(inputs: SearchInputs, space: KnobSpace, measurements: Measurements) -> tuple[KnobSpace, list[Result]]:
+    """Returns the command as it is, with the number of ranks that it starts and of steps that a run should time, and
+    FIRST_RUNS runs with traces. UserError if one has no times or no traces.
+
+    The first run times as many steps as launch does. If that is too few, later runs time more, with which its own times
+    are not compared.
+    """
+
+    def measured(space: KnobSpace, repetition: int = 0) -> Result:
+        (result,) = measurements.measure([space.job((), repetition)])
+        if result is None:
+            raise UserError(f"{measurements.budget.why_spent} before the command had run {FIRST_RUNS} times; raise it.")
+        return result
+
+    def changed(key: str, value: int) -> KnobSpace:
+        return _space(inputs, [*(one for one in space.overrides if not one.startswith(f"{key}=")), f"{key}={value}"])
+
+    first = measured(space)
+    started = started_ranks(measurements.directory / first.name)
+    if first.status != "ok" and started and started != space.point().world_size:
+        print(f"optimize: the command starts {started} training processes", flush=True)
+        space = changed("job.ranks", started)
+        first = measured(space)
+    _check(first)
+    asked = first.point_as(Resolved).job.steps
+    is_chosen = any(one.startswith("job.steps=") for one in space.overrides)
+
+    def second(steps: int) -> tuple[KnobSpace, Result]:
+        if steps == asked:
+            return space, measured(space, 1)
+        step_us = as_us(first.measured_as(JobRun).mean_us)
+        print(f"optimize: a step takes {step_us} us, so runs time {steps} instead of {asked} of them", flush=True)
+        more = changed("job.steps", steps)
+        return more, measured(more)
+
+    steps = asked if is_chosen else worth_timing(first)
+    again, result = second(steps)
+    if (fewer := max(asked, possible(result))) < steps:
+        again, result = second(fewer)
+    _check(result)
+    return again, [first, result]
+
+
+def worth_timing(first: Result) -> int:
+    """Returns how many steps a run should time, from one that timed as many as its point says, at least that."""
+    run, asked = first.measured_as(JobRun), first.point_as(Resolved).job.steps
+    if run.timed_by == "metric" or len(run.step.samples_us) < asked:
+        # What is printed may be no step, and the command has no more of them.
+        return asked
+    timed_s = sum(run.step.samples_us) / 1e6
+    wanted_s = max(LEAST_S, PART_OF_REST * ((first.wall_s or 0.0) - timed_s))
+    return max(asked, min(ceil(wanted_s / timed_s * len(run.step.samples_us)), MOST_STEPS))
+
+
+def possible(run: Result) -> int:
+    """Returns how many steps a run can time of a command so that some can be profiled after them: as many as it was
+    asked for, or what it had."""
+    job = run.point_as(Resolved).job
+    timed = len(run.measured_as(JobRun).step.samples_us) if run.status == "ok" else job.steps
+    return job.steps if timed >= job.steps else timed - PROFILER_STEPS - job.profile_steps
+
+
+def _check(result: Result) -> None:
+    """Raises UserError if the run has no times or no traces."""
+    if result.status != "ok":
+        raise UserError(f"The command as it is cannot be measured: {result.reason}")
+    if not result.traces:
+        raise UserError(f"No trace was recorded ({some_of(result.warnings) or 'profile=none'}); see {result.name}.")
