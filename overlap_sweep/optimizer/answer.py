@@ -94,7 +94,7 @@ class Answer(msgspec.Struct, kw_only=True):
     results: str
     trials: list[Trial]
     left_out: dict[str, str]
-    """Why each other lever was not tried, by its name."""
+    """Why each other lever was not tried, by its name, and single values of those that were, by NAME=VALUE."""
     not_allowed: list[Candidate]
     """What --allow would add, what is expected to gain most first."""
     exposed: list[Exposed]

@@ -20,4 +20,4 @@ class OptimizeRecord(Record, kw_only=True):
     not_allowed: list[Candidate] = msgspec.field(default_factory=list)
     """What could be tried if it were allowed, what is expected to gain most first."""
     left_out: dict[str, str] = msgspec.field(default_factory=dict)
-    """Why each other lever is not tried, by its name."""
+    """Why each other lever is not tried, by its name, and single values of those that are, by NAME=VALUE."""

@@ -1,6 +1,7 @@
 """`hydra/sweeper=optimize`: tries levers in the user's own training, and proves what is faster.
 
-1. The command runs twice as it is, with traces: what its steps are made of, and how noisy it is.
+1. The command runs twice as it is, with traces: what its steps are made of, how noisy it is, and which levers its
+   processes would take.
 2. What each lever that applies is expected to gain follows from that recording: predictions, and bounds by the causes
    that it can mend (`candidates`).
 3. The knob search tries them, what is expected to gain most first, then together what helped, and proves the best in
@@ -11,16 +12,18 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from overlap_sweep import workloads
+from overlap_sweep.config import Search
 from overlap_sweep.errors import UsageError, UserError
 from overlap_sweep.hydra_adapter.overrides import override_value
 from overlap_sweep.levers import OPTION, named
+from overlap_sweep.levers.status import inspected
 from overlap_sweep.levers.training import Training
 from overlap_sweep.optimizer.candidates import Allowed, Candidate, Recorded, allowed, candidates
 from overlap_sweep.optimizer.checks import objection, point_of
@@ -68,9 +71,10 @@ def optimize(inputs: SearchInputs) -> None:
         recorded = _recorded(directory, first)
         found, left_out = candidates(recorded, chosen)
     tried = [one for one in found if allowed(one.needs, allow)]
-    for line in _worth_trying(first, recorded, found, tried):
+    for line in _worth_trying(first, recorded, found, tried, left_out.useless):
         print(f"optimize: {line}", flush=True)
     space.knobs = _knobs(tried)
+    space.left_out |= {f"{OPTION}{name}": reason for name, reason in left_out.useless.items()}
     prior = _prior(space.knobs, tried)
     reference = [point_of(directory, result.name) for result in first]
     searching = Searching(
@@ -104,9 +108,13 @@ def optimize(inputs: SearchInputs) -> None:
         allow=allow,
         first_runs=[result.name for result in first],
         not_allowed=[one for one in found if one not in tried],
-        left_out=left_out,
+        left_out=left_out.not_here | left_out.useless,
     ).write(directory)
-    conduct(search(searching.trail, inputs.config.search), measure)
+    effort = Search(**inputs.config.search)
+    if not tried:
+        # Nothing is compared with the command as it is.
+        effort.repeats = min(effort.repeats, FIRST_RUNS)
+    conduct(search(searching.trail, effort), measure)
     searching.ended = True
     write()
     outcomes.answered = searching.found.time_us is not None
@@ -154,7 +162,8 @@ def _runs(space: KnobSpace, measurements: Measurements) -> list[Result]:
     """Returns FIRST_RUNS runs, or the first one if that failed. UserError if the budget ends before."""
     found: list[Result] = []
     for run in range(FIRST_RUNS):
-        (result,) = measurements.measure([space.job((), run)])
+        with limits.inspecting():
+            (result,) = measurements.measure([space.job((), run)])
         if result is None:
             raise UserError(f"{measurements.budget.why_spent} before the command had run {FIRST_RUNS} times; raise it.")
         found.append(result)
@@ -192,7 +201,8 @@ def _recorded(directory: Path, first: Sequence[Result]) -> Recorded:
     def predict(changes: Sequence[str]) -> list[Prediction]:
         return [one for traces in recordings for one in predictions_of(traces, changes)]
 
-    return Recorded(training, shares, " ".join(one.advice for one in causes), predict, environment)
+    seen = inspected(directory / one.name for one in first)
+    return Recorded(training, shares, " ".join(one.advice for one in causes), predict, environment, seen)
 
 
 def _knobs(tried: Sequence[Candidate]) -> tuple[Knob, ...]:
@@ -222,7 +232,11 @@ def _too_slow_us(trail: KnobTrail, reach: float) -> float:
 
 
 def _worth_trying(
-    first: Sequence[Result], recorded: Recorded, found: Sequence[Candidate], tried: Sequence[Candidate]
+    first: Sequence[Result],
+    recorded: Recorded,
+    found: Sequence[Candidate],
+    tried: Sequence[Candidate],
+    useless: Mapping[str, str],
 ) -> list[str]:
     """Returns what the step is made of and what is tried, in lines."""
     runs = [result.measured_as(JobRun) for result in first]
@@ -240,4 +254,5 @@ def _worth_trying(
     if more := [one for one in found if one not in tried]:
         best = more[0]
         lines.append(f"{len(more)} more need --allow {best.needs}, such as {best.name}: {best.in_words}")
+    lines += [f"left out: {name}: {reason}" for name, reason in useless.items()]
     return lines
