@@ -72,6 +72,7 @@ class Lever(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     constructor: Constructor | None = None
     overrides: bool = False
     call: str = ""
+    applies: str = ""
     unless: list[str] = []
     argument: str = ""
     program: str = ""

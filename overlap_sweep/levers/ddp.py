@@ -3,6 +3,7 @@ which FSDP2 has, too."""
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -25,7 +26,7 @@ def buckets(first_mb: float, arguments: Mapping[str, Any]) -> list[float]:
 
 def check_all_used(_: bool) -> None:
     """Raises NotApplicable if a parameter got no gradient in the first step, which DDP would wait for."""
-    for model in _models():
+    for model in models():
         for name, parameter in model.module.named_parameters():
             if parameter.requires_grad and parameter.grad is None:
                 raise NotApplicable(f"the parameter {name} got no gradient in the first step")
@@ -34,7 +35,7 @@ def check_all_used(_: bool) -> None:
 def compress_bf16(_: bool) -> None:
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
-    for model in _models():
+    for model in models():
         try:
             model.register_comm_hook(None, bf16_compress_hook)
         except (RuntimeError, TypeError) as error:
@@ -46,18 +47,36 @@ def no_sync(_: bool) -> Later:
         # What no_sync() sets, and DDP reads in the forward pass.
         model.require_backward_grad_sync = is_last
 
-    models = _models()
-    if any(model.static_graph for model in models):
+    return synchronise_last(_dynamic(), synchronise)
+
+
+def several_microbatches(_: bool) -> Later:
+    return counted(_dynamic())
+
+
+def _dynamic() -> list[DistributedDataParallel]:
+    found = models()
+    if any(model.static_graph for model in found):
         raise NotApplicable("DDP with static_graph=True synchronises in every microbatch")
-    return synchronise_last(models, synchronise)
+    return found
 
 
-def synchronise_last(models: Sequence[M], synchronise: Callable[[M, bool], None]) -> Later:
+def counted(models: Sequence[nn.Module]) -> Later:
+    """Counts the microbatches of the second step. NotApplicable if there is one. With torch.compile it stays undecided:
+    a hook would have the model compiled again."""
+    from torch._dynamo import OptimizedModule
+
+    if live(OptimizedModule) or any(model._compiled_call_impl for model in models):
+        return itertools.repeat(False)
+    return synchronise_last(models, None)
+
+
+def synchronise_last(models: Sequence[M], synchronise: Callable[[M, bool], None] | None) -> Later:
     """Counts the microbatches of a step: forward passes of a model that record gradients. From then on it has gradients
     synchronised in the last one alone. NotApplicable if there is one, or if their number changes: then all synchronise
     again.
 
-    `synchronise`: sets whether the forward pass that begins, and its backward pass, synchronise.
+    `synchronise`: sets whether the forward pass that begins, and its backward pass, synchronise; None: to count alone.
     """
     import torch
 
@@ -67,7 +86,7 @@ def synchronise_last(models: Sequence[M], synchronise: Callable[[M, bool], None]
     def before_forward(model: M, *_: object) -> None:
         if torch.is_grad_enabled():
             counts[model] += 1
-            if per_step:
+            if per_step and synchronise:
                 synchronise(model, counts[model] >= per_step[model])
 
     hooks = [model.register_forward_pre_hook(before_forward) for model in models]
@@ -76,6 +95,10 @@ def synchronise_last(models: Sequence[M], synchronise: Callable[[M, bool], None]
         yield False
         if max(counts.values(), default=0) < 2:
             raise NotApplicable("a step of this training has one microbatch")
+        if not synchronise:
+            for hook in hooks:
+                hook.remove()
+            return
         per_step.update(counts)
         while counts == per_step:
             counts.clear()
@@ -86,11 +109,12 @@ def synchronise_last(models: Sequence[M], synchronise: Callable[[M, bool], None]
     except NotApplicable:
         for model, hook in zip(models, hooks, strict=True):
             hook.remove()
-            synchronise(model, True)
+            if synchronise:
+                synchronise(model, True)
         raise
 
 
-def _models() -> list[DistributedDataParallel]:
+def models(_: object = None) -> list[DistributedDataParallel]:
     from torch.nn.parallel import DistributedDataParallel
 
     found = live(DistributedDataParallel)

@@ -5,12 +5,13 @@ Each checks all that it needs before it changes anything, and raises NotApplicab
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from overlap_sweep.levers import Value, typed
-from overlap_sweep.levers.ddp import synchronise_last
+from overlap_sweep.levers.ddp import counted, synchronise_last
 from overlap_sweep.levers.process import Later, NotApplicable, NotHere, live
 
 if TYPE_CHECKING:
@@ -26,13 +27,13 @@ def prefetch(units_ahead: int) -> None:
 
 
 def forward_prefetch(units_ahead: int) -> None:
-    for units in _units_by_root().values():
+    for units in units_by_root().values():
         for i, unit in enumerate(units):
             unit.set_modules_to_forward_prefetch(units[i + 1 : i + 1 + units_ahead])
 
 
 def backward_prefetch(units_ahead: int) -> None:
-    for units in _units_by_root().values():
+    for units in units_by_root().values():
         for i, unit in enumerate(units):
             unit.set_modules_to_backward_prefetch(units[max(0, i - units_ahead) : i][::-1])
 
@@ -40,26 +41,45 @@ def backward_prefetch(units_ahead: int) -> None:
 def reshard_after_forward(value: Value, arguments: Mapping[str, Any]) -> bool | int:
     """Returns the argument of a unit; it leaves the root as it is, which needs its parameters first in the backward
     pass."""
+    import torch.distributed as dist
     from torch.distributed.fsdp import FSDPModule
 
     given = arguments["module"]
     modules = given if isinstance(given, (list, tuple)) else [given]
     if any(isinstance(inner, FSDPModule) for module in modules for inner in module.modules()):
         raise NotHere("this training has no units of FSDP2 (fully_shard) below its root")
-    return typed(str(value))
+    wanted, mesh = typed(str(value)), arguments["mesh"]
+    if isinstance(wanted, bool):
+        return wanted
+    # Of a mesh with replicas its last dimension shards; without a mesh all ranks do.
+    world = dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
+    ranks = world if mesh is None else mesh.size(mesh.ndim - 1)
+    if not 1 <= wanted <= ranks or ranks % wanted:
+        raise NotApplicable(f"{wanted} is no factor of the {ranks} ranks that share a unit's parameters")
+    # As FSDP2 takes it.
+    return True if wanted == ranks else wanted
 
 
 def separate_reduce_scatter_group(_: bool) -> None:
-    roots = _units_by_root()
-    _check(roots, "set_separate_reduce_scatter_group", "2.13")
-    for root in roots:
+    for root in roots_with_groups():
         root.set_separate_reduce_scatter_group(True)
 
 
+def roots_with_groups(_: object = None) -> list[Any]:
+    roots = units_by_root()
+    _check(roots, "set_separate_reduce_scatter_group", "2.13")
+    return [*roots]
+
+
 def symmetric_memory(_: bool) -> None:
+    for unit in units_for_symmetric_memory():
+        unit.set_symm_mem_for_comm()
+
+
+def units_for_symmetric_memory(_: object = None) -> list[Any]:
     import torch
 
-    roots = _units_by_root()
+    roots = units_by_root()
     _check(roots, "set_symm_mem_for_comm", "2.13")
     count = torch.cuda.device_count()
     own = torch.cuda.current_device() if count else 0
@@ -76,12 +96,15 @@ def symmetric_memory(_: bool) -> None:
             f"a rank's part of a unit has {wrong} numbers, no multiple of {_PART_NUMBERS}, which NCCL's kernels for "
             "symmetric memory gather wrongly"
         )
-    for unit in all_units:
-        unit.set_symm_mem_for_comm()
+    return all_units
 
 
 def no_sync(_: bool) -> Later:
-    return synchronise_last([*_units_by_root()], lambda root, is_last: root.set_requires_gradient_sync(is_last))
+    return synchronise_last([*units_by_root()], lambda root, is_last: root.set_requires_gradient_sync(is_last))
+
+
+def several_microbatches(_: bool) -> Later:
+    return counted([*units_by_root()])
 
 
 def backward_prefetch_of_fsdp1(value: str, _: Mapping[str, Any]) -> object:
@@ -90,7 +113,7 @@ def backward_prefetch_of_fsdp1(value: str, _: Mapping[str, Any]) -> object:
     return None if value == "none" else BackwardPrefetch[value]
 
 
-def _units_by_root() -> dict[Any, list[FSDPModule]]:
+def units_by_root(_: object = None) -> dict[Any, list[FSDPModule]]:
     """Returns the units of each model by its root, in the order of its modules and without the root. NotApplicable if
     there are none."""
     from torch import nn

@@ -73,8 +73,7 @@ def _parameters(params: Any) -> list[Tensor]:
 
 def collect_every(steps: int) -> Later:
     """Collects garbage between steps only, every so many of them."""
-    if not gc.isenabled():
-        raise NotApplicable("the script has disabled garbage collection itself")
+    check_collecting()
     gc.collect()
     gc.disable()
     gc.freeze()
@@ -82,6 +81,11 @@ def collect_every(steps: int) -> Later:
         yield True
         if step % steps == 0:
             gc.collect()
+
+
+def check_collecting(_: object = None) -> None:
+    if not gc.isenabled():
+        raise NotApplicable("the script has disabled garbage collection itself")
 
 
 def non_blocking(_: bool) -> Later:
@@ -120,6 +124,11 @@ def non_blocking(_: bool) -> Later:
 
 
 def compile_blocks(_: bool) -> None:
+    for block in blocks_to_compile():
+        block.compile()
+
+
+def blocks_to_compile(_: object = None) -> list[nn.Module]:
     from torch import nn
     from torch._dynamo import OptimizedModule
 
@@ -135,8 +144,7 @@ def compile_blocks(_: bool) -> None:
         raise NotApplicable(
             f"the repeated blocks are {own.__name__}, whose forward is torch's own, with which compile() does nothing"
         )
-    for block in blocks:
-        block.compile()
+    return blocks
 
 
 def repeated_blocks(modules: list[nn.Module]) -> list[nn.Module]:

@@ -21,8 +21,8 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from overlap_sweep.errors import first_line
-from overlap_sweep.levers import Value, levers
-from overlap_sweep.levers.status import APPLIED, SKIPPED, LeverStatus, add_status
+from overlap_sweep.levers import Lever, Value, levers
+from overlap_sweep.levers.status import APPLIED, APPLIES, SKIPPED, THERE, USELESS, LeverStatus, add_status
 from overlap_sweep.startup.sitecustomize import VARIABLE
 
 T = TypeVar("T")
@@ -60,6 +60,8 @@ def live(kind: type[T]) -> list[T]:
 class Levers:
     """The levers of this process."""
 
+    _refusals: type[Exception] = NotApplicable
+
     def __init__(self, values: Mapping[str, Value], directory: str, *, override: bool) -> None:
         """`override`: change arguments that the script gives itself, too."""
         # In the order of the entries: a later one may need what an earlier one sets.
@@ -67,7 +69,7 @@ class Levers:
             name: values[name] for name, lever in levers().items() if name in values and lever.is_in_process
         }
         self._directory, self._override = directory, override
-        self._said: dict[tuple[str, str], LeverStatus] = {}
+        self._said: dict[tuple[str, Value, str], LeverStatus] = {}
         self._process = os.getpid()
         self._not_here: dict[str, str] = {}
         self._step = 0
@@ -99,9 +101,10 @@ class Levers:
             for name in names:
                 self._not_here[name] = f"{module.__name__} has no {attribute}{_needs(name)}"
         elif inspect.isclass(target):
-            setattr(target, "__init__", self._wrapped(target.__init__, attribute, names))  # noqa: B010, of mypy
+            made = self._wrapped(target.__init__, attribute, names, is_class=True)
+            setattr(target, "__init__", made)  # noqa: B010, of mypy
         else:
-            setattr(module, attribute, self._wrapped(target, attribute, names))
+            setattr(module, attribute, self._wrapped(target, attribute, names, is_class=False))
 
     def _watch(self, names: Sequence[str], module: ModuleType, attribute: str) -> None:
         kind, _, called = attribute.partition(".")
@@ -122,7 +125,7 @@ class Levers:
 
         setattr(owner, called, wrapped)
 
-    def _wrapped(self, function: Function, called: str, names: Sequence[str]) -> Function:
+    def _wrapped(self, function: Function, called: str, names: Sequence[str], *, is_class: bool) -> Function:
         signature = inspect.signature(function)
         defaults = {name: parameter.default for name, parameter in signature.parameters.items()}
 
@@ -137,35 +140,46 @@ class Levers:
                 # Whoever is next would find it used up.
                 given.arguments["params"] = list(given.arguments["params"])
             args, kwargs = given.args, given.kwargs
-            changed: dict[str, tuple[str, Any]] = {}
-            for name in names:
-                try:
-                    changed[name] = self._changed(name, called, defaults, given.arguments | dict(changed.values()))
-                except NotHere as error:
-                    self._not_here[name] = str(error)
-                except NotApplicable as error:
-                    self._say(name, SKIPPED, str(error))
+            changed = self._changes(names, called, defaults, given.arguments)
             if not changed:
                 return function(*args, **kwargs)
             given.arguments |= dict(changed.values())
             try:
                 made = function(*given.args, **given.kwargs)
             except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
-                made = function(*args, **kwargs)
                 for name in changed:
                     self._say(name, SKIPPED, f"{called} does not take it here ({first_line(error)})")
-                return made
+                if not is_class:
+                    # Nobody knows what it has done to its arguments before; an object is made anew.
+                    raise
+                return function(*args, **kwargs)
             for name in changed:
                 self._say(name, APPLIED)
             return made
 
         return wrapped
 
+    def _changes(
+        self, names: Sequence[str], called: str, defaults: Mapping[str, Any], given: Mapping[str, Any]
+    ) -> dict[str, tuple[str, Any]]:
+        """Returns which argument of a call each lever changes, and its value, and says of others why they do not."""
+        changed: dict[str, tuple[str, Any]] = {}
+        for name in names:
+            try:
+                changed[name] = self._changed(
+                    name, self._values[name], called, defaults, {**given, **dict(changed.values())}
+                )
+            except NotHere as error:
+                self._not_here[name] = str(error)
+            except NotApplicable as error:
+                self._say(name, SKIPPED, str(error))
+        return changed
+
     def _changed(
-        self, name: str, called: str, defaults: Mapping[str, Any], given: Mapping[str, Any]
+        self, name: str, value: Value, called: str, defaults: Mapping[str, Any], given: Mapping[str, Any]
     ) -> tuple[str, Any]:
         """Returns which argument of a call a lever changes, and its value. NotHere or NotApplicable if it does not."""
-        lever, value = levers()[name], self._values[name]
+        lever = levers()[name]
         assert lever.constructor
         argument = lever.constructor.argument
         if argument not in defaults:
@@ -191,10 +205,11 @@ class Levers:
         if step == self._step:
             return
         if not self._step:
+            skipped = {name for name, _, status in self._said if status in (SKIPPED, USELESS)}
             self._later = {
-                name: _called(levers()[name].call, value)
+                name: _called(function, value)
                 for name, value in self._values.items()
-                if levers()[name].call and (name, SKIPPED) not in self._said
+                if (function := self._at_end(levers()[name])) and name not in skipped
             }
         self._step = step
         for name, later in [*self._later.items()]:
@@ -204,26 +219,71 @@ class Levers:
                     self._undecided.add(name)
                 elif levers()[name].way == "call":
                     self._say(name, APPLIED)
-            except NotApplicable as error:
+            except self._refusals as error:
                 del self._later[name]
-                self._say(name, SKIPPED, str(error))
+                self._say(name, SKIPPED, first_line(error))
 
     def say_unmet(self) -> None:
         """Says of levers that nothing in this training has called for that they were not applied."""
-        said = {name for name, _ in self._said}
+        said = {name for name, _, _ in self._said}
         for name in self._values:
-            if name not in said:
-                constructor = levers()[name].constructor
-                assert constructor
+            if name not in said and (constructor := levers()[name].constructor):
                 kinds = " or ".join(target.partition(":")[2] for target in constructor.of)
                 self._say(name, SKIPPED, self._not_here.get(name, f"this training has made no {kinds}"))
 
     def _say(self, name: str, status: str, reason: str = "") -> None:
         """Writes a status of a lever, but no second reason why it is skipped."""
-        if (name, status) not in self._said:
-            said = LeverStatus(name, self._values[name], status, reason)
-            self._said[name, status] = said
+        self._say_of(name, self._values[name], status, reason)
+
+    def _say_of(self, name: str, value: Value, status: str, reason: str = "") -> None:
+        if (name, value, status) not in self._said:
+            said = self._said[name, value, status] = LeverStatus(name, value, status, reason)
             add_status(self._directory, said)
+
+    def _at_end(self, lever: Lever) -> str:
+        """Returns the function that is called at the end of the first step; empty if there is none."""
+        return lever.call
+
+
+class Inspection(Levers):
+    """Finds out which values of which levers this process would take, and has already, and changes nothing."""
+
+    # Others' functions can raise anything, and those of levers ImportError with another PyTorch: the training goes on.
+    _refusals = Exception
+
+    def __init__(self, directory: str, *, override: bool) -> None:
+        super().__init__({name: lever.values[0] for name, lever in levers().items()}, directory, override=override)
+
+    @property
+    def is_undecided(self) -> bool:
+        """Returns that nothing is waited for."""
+        return False
+
+    def _changes(
+        self, names: Sequence[str], called: str, defaults: Mapping[str, Any], given: Mapping[str, Any]
+    ) -> dict[str, tuple[str, Any]]:
+        for name, value in ((lever, value) for lever in names for value in levers()[lever].values):
+            try:
+                argument, made = self._changed(name, value, called, defaults, given)
+            except NotHere as error:
+                self._not_here[name] = str(error)
+            except self._refusals as error:
+                self._say_of(name, value, USELESS, first_line(error))
+            else:
+                usual, own = defaults[argument], given.get(argument, defaults[argument])
+                is_there = own == made or (own == usual and levers()[name].default in (value, made))
+                self._say_of(name, value, THERE if is_there else APPLIES)
+        return {}
+
+    def _say(self, name: str, status: str, reason: str = "") -> None:
+        for value in levers()[name].values:
+            self._say_of(name, value, _INSPECTED[status], reason)
+
+    def _at_end(self, lever: Lever) -> str:
+        return lever.applies
+
+
+_INSPECTED = {APPLIED: APPLIES, SKIPPED: USELESS}
 
 
 def _function(name: str) -> Function:
@@ -234,7 +294,8 @@ def _function(name: str) -> Function:
 
 def _called(function: str, value: Value) -> Later:
     """Calls a function of a lever, and yields whether the lever is applied, at once if the call was all."""
-    yield from _function(function)(value) or (True,)
+    made = _function(function)(value)
+    yield from made if isinstance(made, Iterator) else (True,)
 
 
 def _needs(name: str) -> str:
@@ -276,15 +337,20 @@ class _AfterImport:
 
 
 def install(environment: Mapping[str, str] = os.environ) -> Levers | None:
-    """Installs the levers that this process's environment asks for, once; None if there are none."""
+    """Installs the levers that this process's environment asks for, or their inspection, once; None if there are
+    none."""
     return _installed(environment.get(VARIABLE, ""))
 
 
 @functools.cache
 def _installed(wanted: str) -> Levers | None:
     asked = json.loads(wanted) if wanted else {}
-    if not asked.get("levers"):
+    override = asked.get("levers_override", False)
+    if asked.get("levers"):
+        found = Levers(asked["levers"], asked["directory"], override=override)
+    elif asked.get("inspect"):
+        found = Inspection(asked["directory"], override=override)
+    else:
         return None
-    found = Levers(asked["levers"], asked["directory"], override=asked.get("levers_override", False))
     found.install()
     return found

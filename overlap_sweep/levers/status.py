@@ -10,15 +10,17 @@ from typing import NamedTuple
 LEVERS_FILE = "job_levers"
 """How names of the files begin: lines that several hosts append to one file may be lost."""
 APPLIED, SKIPPED = "applied", "skipped"
+APPLIES, THERE, USELESS = "applies", "is there already", "does not apply"
+"""What is found out without applying anything."""
 
 
 class LeverStatus(NamedTuple):
-    """Whether one process has applied a lever."""
+    """Whether one process has applied a lever, or could."""
 
     lever: str
     value: object
     status: str
-    """APPLIED or SKIPPED."""
+    """One of the above."""
     reason: str
 
 
@@ -41,6 +43,18 @@ def lacking(directory: Path, asked: Iterable[str], ranks: int) -> str:
         if count < ranks:
             return f"job.levers.{lever} was applied in {count} of {ranks} ranks"
     return ""
+
+
+def inspected(directories: Iterable[Path]) -> dict[tuple[str, object], str]:
+    """Returns by lever and value why it would change nothing in what was inspected in these run directories, or end as
+    skipped; empty if it would change something."""
+    found: dict[tuple[str, object], dict[str, str]] = {}
+    for one in (one for directory in directories for own in statuses(directory) for one in own):
+        found.setdefault((one.lever, one.value), {}).setdefault(one.status, one.reason)
+    return {
+        key: f"{USELESS}: {said[USELESS]}" if USELESS in said else "" if APPLIES in said else THERE
+        for key, said in found.items()
+    }
 
 
 def statuses(directory: Path) -> list[list[LeverStatus]]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
@@ -24,6 +25,12 @@ _ORDER: Sequence[Allowed] = ("exact", "rounding", "training")
 OF_BOUND = 0.38
 """Part of a bound that is gained in the median: 0.30, 0.47, 0.20, 0.38 and 1.11 in five pairs of recordings
 (docs/results/2026-11-23-diagnosis.md)."""
+
+OF_HOST = "host_bound"
+"""Cause of levers that spare the host work. Where the host computes, that is computation, which no cause has."""
+
+WORTH = 0.01
+"""Least share of a step that a lever must be able to gain to be tried where no cause calls for it."""
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -64,32 +71,70 @@ class Recorded:
     """Variables that the command is started with."""
     tp_size: int = 1
     """Ranks of Megatron-Core's tensor-parallel group, as far as the recording shows it."""
+    inspected: Mapping[tuple[str, object], str] = field(default_factory=dict)
+    """By lever and value why a value changes nothing in its processes; empty if it does (`levers.status.inspected`)."""
 
 
-def candidates(recorded: Recorded, chosen: Mapping[str, Lever]) -> tuple[list[Candidate], dict[str, str]]:
-    """Returns the values of levers that may change the training, what is expected to gain most first, and why each
-    other lever is left out, by its name."""
-    reasons = {name: reason for name, lever in chosen.items() if (reason := _not_here(name, lever, recorded))}
-    values = {
-        (name, value): _change(name, lever, value)
+class LeftOut(NamedTuple):
+    """Why levers are left out, by their names, and values, by NAME=VALUE."""
+
+    not_here: dict[str, str]
+    """Those that have no meaning for this training, or mend what it does not suffer from."""
+    useless: dict[str, str]
+    """Those that would change nothing in its processes, or could gain nothing."""
+
+
+def candidates(recorded: Recorded, chosen: Mapping[str, Lever]) -> tuple[list[Candidate], LeftOut]:
+    """Returns the values of levers that may change the training, what is expected to gain most first, and why others
+    are left out."""
+    not_here = {name: reason for name, lever in chosen.items() if (reason := _not_here(name, lever, recorded))}
+    possible = [
+        (name, value)
         for name, lever in chosen.items()
-        if name not in reasons
+        if name not in not_here
         for value in _values(lever, recorded.environment)
-    }
+    ]
+    useless = {one: reason for one in possible if (reason := recorded.inspected.get(one, ""))}
+    values = {one: _change(one[0], chosen[one[0]], one[1]) for one in possible if one not in useless}
     changes = [change for change in dict.fromkeys(change for change, _ in values.values()) if change]
     told = _pooled(recorded.predict(changes) if changes else ())
-    found = [
-        Candidate(name, value, _ALLOWED[lever.results], _expected(lever, told.get(change), recorded.shares, is_bound))
-        for (name, value), (change, is_bound) in values.items()
-        if _may_change(lever := chosen[name], value, told.get(change))
-    ]
+    of_host = {change for (name, _), (change, is_bound) in values.items() if is_bound and _is_of_host(chosen[name])}
+    shares = {**recorded.shares}
+    if OF_HOST in shares:
+        # What the host does for one lever, such as to load data, the others cannot spare it.
+        known_parts = sum(told[change].gain for change in of_host if change in told)
+        shares[OF_HOST] = max(0.0, shares[OF_HOST] - known_parts)
+    found = []
+    for (name, value), (change, is_bound) in values.items():
+        lever, known = chosen[name], told.get(change)
+        is_seen = lever.constructor is not None and (name, value) in recorded.inspected
+        if not (is_seen or _may_change(lever, value, known)):
+            continue
+        if known and known.gain == 0:
+            useless[name, value] = "it is predicted to change nothing"
+            continue
+        most = known.gain if known else 0.0 if lever.at_most else math.inf
+        if most < WORTH and not _is_called_for(lever, recorded):
+            useless[name, value] = f"no cause calls for it, and it could gain {most:.1%} of a step at most"
+            continue
+        expected = _expected(lever, known, shares, is_bound)
+        found.append(Candidate(name, value, _ALLOWED[lever.results], expected))
 
     def order(one: Candidate) -> tuple[bool, float, bool]:
         # Of levers that mend the same cause, the one that the evidence speaks for.
         is_advised = one.lever.rpartition(".")[2] in recorded.advice
         return one.expected is None, -one.gain, not is_advised
 
-    return sorted(found, key=order), reasons
+    return sorted(found, key=order), LeftOut(not_here, dict(_named(useless, possible)))
+
+
+def _named(
+    useless: Mapping[tuple[str, Value], str], possible: Sequence[tuple[str, Value]]
+) -> Iterator[tuple[str, str]]:
+    """Yields the name of each lever of which no value is left, for one reason, or NAME=VALUE, with the reason."""
+    for (name, value), reason in useless.items():
+        is_same = all(useless.get(one) == reason for one in possible if one[0] == name)
+        yield name if is_same else f"{name}={programs.text(value)}", reason
 
 
 def _not_here(name: str, lever: Lever, recorded: Recorded) -> str:
@@ -97,9 +142,18 @@ def _not_here(name: str, lever: Lever, recorded: Recorded) -> str:
     applies = recorded.training.applies(name, lever)
     if applies.startswith("no: "):
         return applies.removeprefix("no: ")
-    if lever.causes and not recorded.shares.keys() & {*lever.causes}:
+    is_known = any(inspected == name for inspected, _ in recorded.inspected)
+    if not _is_called_for(lever, recorded) and not (is_known and _is_of_host(lever)):
         return f"it mends {', '.join(lever.causes)}, which the recording does not show"
     return ""
+
+
+def _is_called_for(lever: Lever, recorded: Recorded) -> bool:
+    return not lever.causes or bool(recorded.shares.keys() & {*lever.causes})
+
+
+def _is_of_host(lever: Lever) -> bool:
+    return OF_HOST in lever.causes
 
 
 def _values(lever: Lever, environment: Mapping[str, str]) -> Iterator[Value]:
@@ -115,8 +169,6 @@ def _values(lever: Lever, environment: Mapping[str, str]) -> Iterator[Value]:
 def _may_change(lever: Lever, value: Value, told: Expected | None) -> bool:
     """Returns whether a value may be another than the training has. The default may, where a variable or a script may
     have set something else: what is there to replace that, or what is predicted."""
-    if told and told.gain == 0:
-        return False
     may_be_set = lever.environment or lever.overrides or (lever.constructor is not None and told is not None)
     return value != lever.default or bool(may_be_set)
 

@@ -11,6 +11,7 @@ from overlap_sweep.errors import UsageError, UserError
 from overlap_sweep.recorder.recording import PROFILER_STEPS, started_ranks
 from overlap_sweep.report.numbers import as_us, some_of
 from overlap_sweep.results.run_directory import Result
+from overlap_sweep.runtime.point import limits
 from overlap_sweep.search.knob_space import KnobSpace
 from overlap_sweep.search.measured import Measurements, SearchInputs
 from overlap_sweep.workloads.job.config import Resolved
@@ -55,7 +56,8 @@ def first_runs(inputs: SearchInputs, space: KnobSpace, measurements: Measurement
     """
 
     def measured(space: KnobSpace, repetition: int = 0) -> Result:
-        (result,) = measurements.measure([space.job((), repetition)])
+        with limits.inspecting():
+            (result,) = measurements.measure([space.job((), repetition)])
         if result is None:
             raise UserError(f"{measurements.budget.why_spent} before the command had run {FIRST_RUNS} times; raise it.")
         return result

@@ -1,6 +1,7 @@
 """`hydra/sweeper=optimize`: tries levers in the user's own training, and proves what is faster.
 
-1. The command runs twice as it is, with traces: what its steps are made of, and how noisy it is.
+1. The command runs twice as it is, with traces: what its steps are made of, how noisy it is, and which levers its
+   processes would take.
 2. What each lever that applies is expected to gain follows from that recording: predictions, and bounds by the causes
    that it can mend (`candidates`).
 3. The knob search tries them, what is expected to gain most first, then together what helped, and proves the best in
@@ -12,7 +13,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -21,8 +22,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from overlap_sweep import workloads
+from overlap_sweep.config import Search
 from overlap_sweep.hydra_adapter.overrides import override_value
 from overlap_sweep.levers import OPTION, named
+from overlap_sweep.levers.status import inspected
 from overlap_sweep.levers.training import Training
 from overlap_sweep.optimizer import tuned_file
 from overlap_sweep.optimizer.candidates import Allowed, Candidate, Recorded, allowed, candidates
@@ -75,14 +78,15 @@ def optimize(inputs: SearchInputs) -> None:
     # For the answer, should the tuner be interrupted.
     record.write(directory)
     _write(measurements, Searching(space, measurements, share=1.0))
-    _add_files(found, left_out, recorded, first[0], measurements.budget, allow)
+    _add_files(found, left_out.not_here, recorded, first[0], measurements.budget, allow)
     tried = [one for one in found if allowed(one.needs, allow)]
     not_allowed = [one for one in found if one not in tried]
-    for line in _worth_trying(first, recorded, tried, not_allowed):
+    for line in _worth_trying(first, recorded, tried, not_allowed, left_out.useless):
         print(f"optimize: {line}", flush=True)
     space.knobs = _knobs(tried)
     needs = {one.name: f"needs --allow {one.needs}; expected: {one.in_words}" for one in not_allowed}
-    space.left_out = {f"{OPTION}{name}": reason for name, reason in (needs | left_out).items()}
+    reasons = needs | left_out.not_here | left_out.useless
+    space.left_out = {f"{OPTION}{name}": reason for name, reason in reasons.items()}
     prior = _prior(space.knobs, tried)
     reference = [point_of(directory, result.name) for result in first]
     searching = Searching(
@@ -103,7 +107,11 @@ def optimize(inputs: SearchInputs) -> None:
     _write(measurements, searching)
     record.not_allowed = not_allowed
     record.write(directory)
-    conduct(search(searching.trail, inputs.config.search), measure)
+    effort = Search(**inputs.config.search)
+    if not tried:
+        # Nothing is compared with the command as it is.
+        effort.repeats = min(effort.repeats, FIRST_RUNS)
+    conduct(search(searching.trail, effort), measure)
     searching.ended = True
     _write(measurements, searching)
     outcomes.answered = searching.found.time_us is not None
@@ -152,7 +160,8 @@ def _recorded(directory: Path, first: Sequence[Result]) -> Recorded:
 
     groups = facts[0].groups.values() if facts else ()
     tp_size = max((group.size or 1 for group in groups if group.about == tuned_file.GROUP), default=1)
-    return Recorded(training, shares, " ".join(one.advice for one in causes), predict, environment, tp_size)
+    seen = inspected(directory / one.name for one in first)
+    return Recorded(training, shares, " ".join(one.advice for one in causes), predict, environment, tp_size, seen)
 
 
 def _add_files(
@@ -210,7 +219,11 @@ def _too_slow_us(trail: KnobTrail, reach: float) -> float:
 
 
 def _worth_trying(
-    first: Sequence[Result], recorded: Recorded, tried: Sequence[Candidate], not_allowed: Sequence[Candidate]
+    first: Sequence[Result],
+    recorded: Recorded,
+    tried: Sequence[Candidate],
+    not_allowed: Sequence[Candidate],
+    useless: Mapping[str, str],
 ) -> list[str]:
     """Returns what the step is made of and what is tried, in lines."""
     runs = [result.measured_as(JobRun) for result in first]
@@ -228,4 +241,5 @@ def _worth_trying(
     if not_allowed:
         best = not_allowed[0]
         lines.append(f"{len(not_allowed)} more need --allow {best.needs}, such as {best.name}: {best.in_words}")
+    lines += [f"left out: {name}: {reason}" for name, reason in useless.items()]
     return lines

@@ -27,7 +27,7 @@ from overlap_sweep.diagnosis.losses import RankView
 from overlap_sweep.predict.contention import set_contention
 from overlap_sweep.predict.needs import EARLY_NS, Item, needs_of, seen_waiting
 from overlap_sweep.trace.activity import BWD, FWD, RECOMPUTE
-from overlap_sweep.trace.intervals import Measure
+from overlap_sweep.trace.intervals import Measure, contains, within
 
 MOST_STEPS, MOST_KERNELS = 8, 10_000
 """Steps that are replayed, and kernels of all ranks in them: more of a long recording would only cost time."""
@@ -95,6 +95,8 @@ class Node:
     from the end of that, negative before; None if nothing holds it."""
     ends_step: bool = False
     """Whether it is a wait of the host as programs do to take times."""
+    optimizes: bool = False
+    """Whether it is launched in the step of an optimizer of torch, or the launch of what is."""
     loading_ns: float = 0.0
     """Part of the delay of a launch, or of computation on a CPU, in which the host waited for the next batch."""
     leeway: tuple[float, float] = (1.0, 1.0)
@@ -213,7 +215,13 @@ def _add_rank(
     last_on_lane: dict[int, int] = {}
     loading = Measure(facts.loading)
     last_host = last_device = NEVER
-    for item in _items(facts, wanted):
+    items, optimizing = _items(facts, wanted), contains(facts.optimizer_steps, facts.work.launch_ns)
+    if not facts.on_device and items and (since_ns := _loading_since_ns(facts, items[0])) is not None:
+        # A CPU's first step has begun when it began to wait for its batch.
+        last_on_lane[items[0].lane] = first
+        moment_ns = float(since_ns + offset_ns)
+        nodes.append(Node("compute", rank, items[0].step, 0.0, (moment_ns, moment_ns), lane=items[0].lane))
+    for item in items:
         if facts.on_device and item.host_ns != NEVER:
             last_host = _add_host(graph, rank, item, last_host, [*last_on_lane.values()], loading, offset_ns)
             if item.wait:
@@ -231,6 +239,9 @@ def _add_rank(
             node.work, node.is_gemm = item.work, bool(facts.work.is_gemm[item.work])
             node.pass_ = _PASSES.get(int(facts.work.pass_[item.work]), "other")
             node.name = facts.names[int(facts.work.signature[item.work])]
+            node.optimizes = bool(optimizing[item.work])
+            if last_host != NEVER:
+                nodes[last_host].optimizes = node.optimizes
             if before is not None and not facts.on_device:
                 # A CPU computes on the thread that loads; a GPU's host has nodes of its own.
                 node.loading_ns = loading.between(round(nodes[before].recorded_ns[1]) - offset_ns, item.start_ns)
@@ -260,6 +271,13 @@ def _add_rank(
         ):
             nodes[node_after].after.append(Edge(node_before, "needs"))
     _add_by_time(graph, own, held=held)
+
+
+def _loading_since_ns(facts: RankFacts, first: _Item) -> int | None:
+    """Returns since when the thread of a host's first item had waited for a batch; None if it had not."""
+    ends_ns = facts.work.end_ns[(facts.work.lane == first.lane) & (facts.work.end_ns <= first.start_ns)]
+    waits = within(facts.loading, int(ends_ns.max()) if len(ends_ns) else NEVER, first.start_ns)
+    return int(waits[-1, 0]) if len(waits) else None
 
 
 def _add_communicators(graph: StepGraph, own: Sequence[int]) -> None:

@@ -105,6 +105,13 @@ CHANGES = {
         mends=("host_bound",),
     ),
     "loader.ready": Change(partial(_flag, hosts.ready_batches, "true"), ["true"], of_host=True),
+    "optimizer.step": Change(
+        partial(_flag, hosts.without_optimizer, "none"),
+        [],
+        is_bound=True,
+        of_host=True,
+        note="A bound: one kernel for all parameters takes some of that time.",
+    ),
     "ranks.equal": Change(partial(_flag, hosts.equal_ranks, "true"), ["true"], of_host=True, mends=("straggler",)),
     "nccl.cta_policy": Change(
         partial(_flag, resources.beside_nothing, "2"),

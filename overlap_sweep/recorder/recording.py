@@ -47,6 +47,8 @@ class Wanted(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Values of levers that the processes apply themselves, by name."""
     levers_override: bool = False
     """Change constructors' arguments that the script gives itself, too."""
+    inspect: bool = False
+    """Without levers: find out which would change something (`levers.status.inspected`)."""
     give_up_us: Us | None = None
     """Median of the host's times between timed steps above which a run is given up. None: never."""
 

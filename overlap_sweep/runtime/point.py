@@ -173,12 +173,22 @@ def objective_us(result: Result | None) -> float:
 
 
 class TimeLimits:
-    """Time limits of points, learnt from the durations of similar ones, and of what a search measures."""
+    """Time limits of points, learnt from the durations of similar ones, and what else a search asks of points."""
 
     def __init__(self) -> None:
         self._longest_s: dict[tuple[object, ...], float] = defaultdict(float)
         self._ends_s = math.inf
         self.give_up_us: float | None = None
+        self.inspects = False
+
+    @contextmanager
+    def inspecting(self) -> Iterator[None]:
+        """Has what is measured inside the block find out what could be changed in it (`Here.inspects`)."""
+        self.inspects = True
+        try:
+            yield
+        finally:
+            self.inspects = False
 
     @contextmanager
     def giving_up(self, above_us: float) -> Iterator[None]:
@@ -330,6 +340,7 @@ def _run_here(point: ResolvedPoint, directory: Path, limit_s: float, earlier: Se
         environment=environment_of(point),
         limit_s=limit_s,
         give_up_us=limits.give_up_us,
+        inspects=limits.inspects,
         host=own.address,
         port=free_port(),
         start_on_others=[other.start for other in others],

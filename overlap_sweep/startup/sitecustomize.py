@@ -10,8 +10,8 @@ import sys
 
 VARIABLE = "OVERLAP_SWEEP_RECORD"
 """Environment variable that asks for a recording."""
-LEVERS = '"levers":{"'
-"""Part of the variable if levers are to be applied."""
+LEVERS = '"levers":{"', '"inspect":true'
+"""Parts of the variable if levers are to be applied, or inspected."""
 RECORDER_FILE = "job_recorder"
 """File in the run directory as soon as a process with the recorder has imported torch: empty, or with the reason why
 such a process cannot record."""
@@ -32,7 +32,7 @@ class Watch:
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         try:
-            if name == "torch" and LEVERS in os.environ.get(VARIABLE, ""):
+            if name == "torch" and any(part in os.environ.get(VARIABLE, "") for part in LEVERS):
                 # Before the script can take anything from torch.
                 __import__("overlap_sweep.levers.process")
                 sys.modules["overlap_sweep.levers.process"].install()

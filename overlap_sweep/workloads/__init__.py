@@ -74,6 +74,8 @@ class Here:
     """Time limit in seconds."""
     give_up_us: float | None = None
     """Time of a step above which the point need not be measured to its end; None: measured whatever it takes."""
+    inspects: bool = False
+    """Whether to find out what could be changed in the point, if the workload can."""
     host: str = "localhost"
     """Address of this machine, the first of the point, as its other machines reach it."""
     port: int = 0

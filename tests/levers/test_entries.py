@@ -39,7 +39,7 @@ def test_an_entry_is_true(name: str) -> None:
 
 @pytest.mark.parametrize("lever", IN_PROCESS.values(), ids=IN_PROCESS)
 def test_what_it_names_is_there(lever: Lever) -> None:
-    for function in filter(None, (lever.call, lever.constructor and lever.constructor.make)):
+    for function in filter(None, (lever.call, lever.applies, lever.constructor and lever.constructor.make)):
         module, _, name = function.partition(":")
         assert callable(getattr(import_module(module), name))
     for target in lever.constructor.of if lever.constructor else []:

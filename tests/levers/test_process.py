@@ -9,18 +9,19 @@ import sys
 from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_file_location
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
+import msgspec
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from overlap_sweep.levers import Value
-from overlap_sweep.levers.ddp import synchronise_last
+from overlap_sweep.levers import Value, levers
+from overlap_sweep.levers.ddp import counted, synchronise_last
 from overlap_sweep.levers.fsdp import reshard_after_forward
-from overlap_sweep.levers.process import Levers, NotApplicable, live
-from overlap_sweep.levers.status import LeverStatus, statuses
+from overlap_sweep.levers.process import Inspection, Levers, NotApplicable, live
+from overlap_sweep.levers.status import LeverStatus, inspected, statuses
 
 
 def installed(directory: Path, **values: Value) -> Levers:
@@ -154,6 +155,78 @@ def test_what_does_not_take_an_argument_is_made_without(tmp_path: Path, monkeypa
     assert only[2].startswith("DataLoader does not take it here (num_workers option should be non-negative")
 
 
+def test_what_a_function_has_refused_is_not_called_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have changed its arguments by half."""
+    module, calls = ModuleType("torch.distributed.distributed_c10d"), []
+
+    def new_group(pg_options: object = None) -> None:
+        calls.append(pg_options)
+        raise ValueError("not these")
+
+    module.new_group = module.init_process_group = module.split_group = new_group  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr("overlap_sweep.levers.groups.max_ctas", lambda value, arguments: value)
+    installed(tmp_path, group__max_ctas=8)
+
+    with pytest.raises(ValueError, match="not these"):
+        module.new_group()
+    assert calls == [8]
+    assert said(tmp_path) == [("group.max_ctas", "skipped", "new_group does not take it here (not these)")]
+
+
+@pytest.mark.parametrize(("world_size", "value"), [("8", True), ("16", 8), ("2", None), ("12", None)])
+def test_parameters_are_kept_on_a_part_of_the_ranks(
+    world_size: str, value: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", world_size)
+    given = {"module": nn.Linear(1, 1), "mesh": None}
+    if value is None:
+        with pytest.raises(NotApplicable, match=f"8 is no factor of the {world_size} ranks"):
+            reshard_after_forward(8, given)
+    else:
+        assert reshard_after_forward(8, given) is value or reshard_after_forward(8, given) == value == 8
+
+
+def test_a_training_goes_on_whatever_an_inspection_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {"host.collect_every": msgspec.structs.replace(levers()["host.collect_every"], applies="json:loads")}
+    monkeypatch.setattr("overlap_sweep.levers.process.levers", lambda: known)
+
+    Inspection(str(tmp_path), override=True).at_end_of_step(1)
+
+    assert inspected([tmp_path])["host.collect_every", 50].startswith("does not apply: the JSON object must be")
+
+
+def test_compiled_models_are_not_counted() -> None:
+    model = nn.Linear(1, 1)
+    assert next(counted([model])) is False
+    assert model._forward_pre_hooks
+    other = nn.Linear(1, 1)
+    other.compile(backend="eager")
+    assert next(counted([other])) is False
+    assert not other._forward_pre_hooks
+
+
+@pytest.mark.usefixtures("optimizers")
+def test_an_inspection_says_what_is_there_and_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DataLoader, "__init__", DataLoader.__init__)
+    known = {name: levers()[name] for name in ("loader.num_workers", "optimizer.fused")}
+    monkeypatch.setattr("overlap_sweep.levers.process.levers", lambda: known)
+    Inspection(str(tmp_path), override=True).install()
+
+    loader = DataLoader(TensorDataset(torch.ones(2)), num_workers=4)
+    optimizer = torch.optim.AdamW(nn.Linear(2, 2).parameters(), fused=True)
+
+    assert (loader.num_workers, optimizer.param_groups[0]["fused"]) == (4, True)
+    found = inspected([tmp_path])
+    assert {value: why for (name, value), why in found.items() if name == "loader.num_workers"} == {
+        1: "",
+        2: "",
+        4: "is there already",
+        8: "",
+    }
+    assert found["optimizer.fused", True] == "is there already"
+
+
 @pytest.mark.usefixtures("optimizers")
 def test_a_mistake_of_the_script_stays_its_own(tmp_path: Path) -> None:
     installed(tmp_path, optimizer__fused=True)
@@ -203,7 +276,8 @@ def test_a_model_that_the_script_has_dropped_is_not_found() -> None:
 
 
 def test_a_value_that_is_typed_as_a_text_is_what_it_says() -> None:
-    values = [reshard_after_forward(value, {"module": nn.Linear(1, 1)}) for value in ("false", True, "True", 8, "08")]
+    given = {"module": nn.Linear(1, 1), "mesh": SimpleNamespace(ndim=2, size=[2, 16].__getitem__)}
+    values = [reshard_after_forward(value, given) for value in ("false", True, "True", 8, "08")]
     assert values == [False, True, True, 8, 8]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from overlap_sweep.errors import Refused
 from overlap_sweep.levers import Value, levers
-from overlap_sweep.levers.status import APPLIED, SKIPPED, LeverStatus, add_status
+from overlap_sweep.levers.status import APPLIED, SKIPPED, LeverStatus, add_status, inspected
 from overlap_sweep.workloads.job.run import Watched
 from tests.levers.runs import run
 from tests.workloads.job.commands import job_point
@@ -129,6 +129,22 @@ NO_BLOCKS = "this training has no modules of one class repeated in a ModuleList,
 NO_WORKERS = "no DataLoader has workers; give job.levers.loader.num_workers, too"
 NO_GROUP = "this training has made no init_process_group or new_group or split_group"
 
+BARE_SKIPPED = {
+    **{name: NO_GROUP for name in ALL if name.startswith("group.")},
+    **{name: NO_DDP for name in ALL if name.startswith("ddp.")},
+    **{name: NO_UNITS for name in ALL if name.startswith("fsdp2.")},
+    "fsdp2.reshard_after_forward": "this training has made no fully_shard",
+    **{name: NO_FSDP1 for name in ALL if name.startswith("fsdp1.")},
+    "loader.num_workers": "the dataset is an IterableDataset, which each worker would read from its start",
+    "loader.prefetch_factor": NO_WORKERS,
+    "loader.persistent_workers": NO_WORKERS,
+    "loader.pin_memory": "pinned memory needs GPUs",
+    "host.non_blocking": "copies to a GPU need one",
+    "host.collect_every": "the script has disabled garbage collection itself",
+    "host.compile_blocks": NO_BLOCKS,
+    "optimizer.fused": "the script gives the optimizer foreach=True, which excludes fused=True",
+}
+
 
 def given(what: str) -> str:
     return f"the script gives {what}; add job.levers_override=true to replace it"
@@ -142,21 +158,7 @@ def test_a_training_without_what_levers_change(tmp_path: Path) -> None:
     ran = run(tmp_path / "run", BARE, levers=ALL, ranks=1, skip_steps=3)
 
     assert ran.applied == set()
-    assert ran.skipped == {
-        **{name: NO_GROUP for name in ALL if name.startswith("group.")},
-        **{name: NO_DDP for name in ALL if name.startswith("ddp.")},
-        **{name: NO_UNITS for name in ALL if name.startswith("fsdp2.")},
-        "fsdp2.reshard_after_forward": "this training has made no fully_shard",
-        **{name: NO_FSDP1 for name in ALL if name.startswith("fsdp1.")},
-        "loader.num_workers": "the dataset is an IterableDataset, which each worker would read from its start",
-        "loader.prefetch_factor": NO_WORKERS,
-        "loader.persistent_workers": NO_WORKERS,
-        "loader.pin_memory": "pinned memory needs GPUs",
-        "host.non_blocking": "copies to a GPU need one",
-        "host.collect_every": "the script has disabled garbage collection itself",
-        "host.compile_blocks": NO_BLOCKS,
-        "optimizer.fused": "the script gives the optimizer foreach=True, which excludes fused=True",
-    }
+    assert ran.skipped == BARE_SKIPPED
 
 
 def test_what_the_script_sets_itself(tmp_path: Path) -> None:
@@ -188,6 +190,36 @@ def test_what_the_script_sets_itself(tmp_path: Path) -> None:
         "host.compile_blocks": called("compile"),
         "optimizer.fused": given("AdamW fused=False"),
     }
+
+
+@pytest.mark.parametrize(
+    ("script", "ranks"), [(BARE, 1), (OWN, 1), (MICROBATCHES, 2)], ids=["bare", "own", "microbatches"]
+)
+def test_an_inspection_says_the_same_without_a_lever(script: str, ranks: int, tmp_path: Path) -> None:
+    """And the training ends as it does without."""
+    ran = run(tmp_path / "run", script, ranks=ranks, skip_steps=3, steps=50, inspect=True)
+    found = inspected([tmp_path / "run"])
+
+    assert (ran.applied, ran.skipped) == (set(), {})
+    reasons = {name: why.removeprefix("does not apply: ") for name in ALL if (why := found.get((name, ALL[name]), ""))}
+    expected = {
+        BARE: BARE_SKIPPED,
+        OWN: {
+            "ddp.no_sync": called("no_sync"),
+            "fsdp2.prefetch": called("set_modules_to_forward_prefetch"),
+            "ddp.bucket_cap_mb": given("DistributedDataParallel bucket_cap_mb=3"),
+            "host.compile_blocks": called("compile"),
+            "ddp.find_unused_parameters": "is there already",
+        },
+        MICROBATCHES: {"ddp.no_sync": "a step of this training has one microbatch"},
+    }[script]
+    lacking = {name for name in ALL if not levers()[name].applies and not levers()[name].constructor}
+    assert reasons.items() >= {name: why for name, why in expected.items() if name not in lacking}.items()
+    if script == MICROBATCHES:
+        assert found["fsdp2.no_sync", True] == ""
+        assert found["fsdp2.reshard_after_forward", 8].endswith(
+            "8 is no factor of the 2 ranks that share a unit's parameters"
+        )
 
 
 def test_what_the_script_sets_itself_is_replaced_if_asked(tmp_path: Path) -> None:

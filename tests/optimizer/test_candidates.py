@@ -38,6 +38,7 @@ def found(
     environment: Mapping[str, str] | None = None,
     recordings: Sequence[Mapping[str, float | None]] = (),
     advice: str = "",
+    inspected: Mapping[tuple[str, object], str] | None = None,
 ) -> tuple[dict[str, Candidate], dict[str, str]]:
     def predict(changes: Sequence[str]) -> list[Prediction]:
         return [
@@ -47,9 +48,10 @@ def found(
             if change in changes
         ]
 
-    recorded = Recorded(training, shares or {"issued_late": 0.2}, advice, predict, environment or {})
+    known = {"issued_late": 0.2} if shares is None else shares
+    recorded = Recorded(training, known, advice, predict, environment or {}, inspected or {})
     tried, left_out = candidates(recorded, named(names))
-    return {one.name: one for one in tried}, left_out
+    return {one.name: one for one in tried}, left_out.not_here | left_out.useless
 
 
 def test_predicted_gains_come_with_their_interval_the_best_first() -> None:
@@ -108,6 +110,62 @@ def test_what_is_predicted_to_change_nothing_is_not_tried() -> None:
     tried, _ = found("ddp.bucket_cap_mb", times_us={"ddp.bucket_cap_mb=4": 100.0, "ddp.bucket_cap_mb=1": 99.0})
     assert "ddp.bucket_cap_mb=1" in tried
     assert "ddp.bucket_cap_mb=4" not in tried
+
+
+def test_what_was_seen_to_change_nothing_is_left_out_with_the_reason() -> None:
+    alone, there = "does not apply: a step of this training has one microbatch", "is there already"
+    inspected = {
+        ("ddp.no_sync", True): alone,
+        ("ddp.bucket_cap_mb", 1): there,
+        ("ddp.bucket_cap_mb", 4): "",
+        ("ddp.bucket_cap_mb", 25): "",
+        ("ddp.static_graph", True): "",
+    }
+    tried, left_out = found("ddp", shares={"issued_late": 0.2, "bandwidth": 0.1}, inspected=inspected)
+    assert left_out["ddp.no_sync"] == alone
+    assert left_out["ddp.bucket_cap_mb=1"] == there
+    # What the script has is another value, though nothing predicts what the default gains.
+    assert {"ddp.bucket_cap_mb=4", "ddp.bucket_cap_mb=25", "ddp.static_graph=true"} <= {*tried}
+    assert {"ddp.bucket_cap_mb", "ddp.bucket_cap_mb=1", "ddp.no_sync=true"}.isdisjoint(tried)
+
+
+def test_without_a_cause_what_spares_the_host_work_comes_last_unless_the_trace_rules_it_out() -> None:
+    applying = {
+        (name, value): ""
+        for name in ("host.collect_every", "loader.num_workers", "optimizer.fused", "fsdp2.prefetch")
+        for value in named([name])[name].values
+    }
+    inspected = {**applying, ("host.compile_blocks", True): "does not apply: nothing is repeated"}
+    bounds: dict[str, float | None] = {"optimizer.step=none": 90.0, "loader.ready=true": 99.5}
+    tried, left_out = found(
+        *("host", "loader.num_workers", "optimizer", "fsdp2.prefetch"),
+        training=Training(libraries={"loader", "optimizer", "fsdp2"}, on_cpu=True),
+        shares={},
+        times_us=bounds,
+        status="bound",
+        inspected=inspected,
+    )
+    assert [*tried] == ["optimizer.fused=true", "host.collect_every=50", "host.collect_every=200"]
+    fused = tried["optimizer.fused=true"].expected
+    assert fused
+    assert (fused.gain, fused.high, fused.why) == pytest.approx((OF_BOUND * 0.1, 0.15, "optimizer.step=none"))
+    assert left_out["loader.num_workers"] == "no cause calls for it, and it could gain 0.5% of a step at most"
+    assert left_out["host.compile_blocks"] == "does not apply: nothing is repeated"
+    assert left_out["fsdp2.prefetch"] == "it mends issued_late, dependency, which the recording does not show"
+
+
+def test_what_the_host_waits_for_data_is_not_expected_of_other_levers() -> None:
+    loading = Training(libraries={"ddp", "loader"}, on_cpu=True)
+    tried, _ = found(
+        *("loader.num_workers", "host.collect_every"),
+        training=loading,
+        shares={"host_bound": 0.8},
+        times_us={"loader.ready=true": 25.0},
+    )
+    assert next(iter(tried)) == "loader.num_workers=1"
+    collecting = tried["host.collect_every=50"].expected
+    assert collecting
+    assert collecting.high == pytest.approx(0.05)
 
 
 def test_what_the_recording_does_not_need_is_left_out_with_the_reason() -> None:

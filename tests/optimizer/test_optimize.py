@@ -33,16 +33,31 @@ def test_what_helps_is_found_proven_and_said(tmp_path: Path) -> None:
     # Slower steps are given up after a few.
     assert "given up" in stderr or by_settings[("test.a_ms", 90),].step_us > 80_000  # type: ignore[operator]
     assert "does not compute the same" in by_settings[("test.lr", 0.2),].note
-    assert "has made no DataLoader" in by_settings[("test.workers", "2"),].note
-    assert (("test.workers", "3"),) not in by_settings
+    # What cannot apply costs no run.
+    assert answer.left_out == {"test.workers": "does not apply: this training has made no DataLoader"}
+    assert not [one for one in by_settings if ("test.workers", 2) in one or ("test.workers", "2") in one]
+    assert "left out: test.workers: does not apply: this training has made no DataLoader" in stderr
     assert [one.name for one in answer.not_allowed] == ["test.b_ms=1"]
     page = (tmp_path / "found" / "report.html").read_text()
     assert "test.b_ms=1: needs --allow rounding" in page
     assert "From the baseline to the answer" in page
-    assert page.index("Failed, or must not be used") < page.index("What was left out, and why (2)")
+    assert page.index("Failed, or must not be used") < page.index("What was left out, and why (")
+    assert "test.workers: does not apply: this training has made no DataLoader" in page
     assert "fail-if: gain < 0.9 holds" in stderr
     # What is worth trying is said before any of it is tried.
     assert stderr.index("values of levers apply") < stderr.index("a_ms=90")
+
+
+@pytest.mark.end_to_end
+def test_without_a_lever_to_try_two_runs_are_enough(tmp_path: Path) -> None:
+    with optimizing(tmp_path, "--levers=test.workers", "search.repeats=3", "--format=json") as process:
+        stdout, stderr = process.communicate(timeout=200)
+    assert process.returncode == 0, stderr
+    answer = msgspec.json.decode(stdout, type=Answer)
+    assert answer.runs == 2
+    assert answer.answer.startswith("Keep the command as it is")
+    assert [one.settings for one in answer.trials] == [{}]
+    assert not answer.stopped
 
 
 @pytest.mark.faults

@@ -38,6 +38,18 @@ def ready_batches(graph: StepGraph) -> None:
         node.delay_ns = max(0.0, node.delay_ns - node.loading_ns)
 
 
+def without_optimizer(graph: StepGraph) -> None:
+    """The optimizer's step takes no time: neither its computation nor the host between its launches."""
+    found = [node for node in graph.nodes if node.optimizes]
+    if not found:
+        raise CannotTell("No step of an optimizer of torch was recorded.")
+    for node in found:
+        node.duration_ns = 0.0
+        # Before the first of a step the host may do something else.
+        if any(graph.nodes[edge.node].optimizes for edge in node.after if edge.why in ("host", "stream")):
+            node.delay_ns = 0.0
+
+
 def equal_ranks(graph: StepGraph) -> None:
     """All ranks compute equally long in each pass between the same two collectives, and their hosts take equally
     long."""

@@ -51,6 +51,7 @@ def run(point: Resolved, directory: Path, here: Here) -> dict[str, object]:
         directory=str(directory.resolve()),
         levers=chosen,
         levers_override=point.job.levers_override,
+        inspect=here.inspects,
         # What the metric says may be of other steps, and what is to finish would take as long.
         give_up_us=None if point.job.metric or point.job.finish else here.give_up_us,
         **asked,
