@@ -62,8 +62,8 @@ def _dynamic() -> list[DistributedDataParallel]:
 
 
 def counted(models: Sequence[nn.Module]) -> Later:
-    """Counts the microbatches of the second step. NotApplicable if there is one. With torch.compile it stays undecided: a
-    hook would have the model compiled again."""
+    """Counts the microbatches of the second step. NotApplicable if there is one. With torch.compile it stays
+    undecided: a hook would have the model compiled again."""
     from torch._dynamo import OptimizedModule
 
     if live(OptimizedModule) or any(model._compiled_call_impl for model in models):
