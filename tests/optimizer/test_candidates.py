@@ -49,7 +49,7 @@ def found(
         ]
 
     known = {"issued_late": 0.2} if shares is None else shares
-    recorded = Recorded(training, known, advice, predict, environment or {}, inspected or {})
+    recorded = Recorded(training, known, advice, predict, environment or {}, inspected=inspected or {})
     tried, left_out = candidates(recorded, named(names))
     return {one.name: one for one in tried}, left_out.not_here | left_out.useless
 
