@@ -159,6 +159,7 @@ LIBRARIES = {
     "sparse_pipeline": re.compile(r"## (start_)?sparse_data_dist"),
     "optimizer": _OPTIMIZER_STEP,
     "fused": re.compile(r"aten::_fused_(adam|adamw|sgd|adagrad)_"),
+    "nccl": re.compile(r"nccl(Dev)?Kernel|ncclSym"),
     "loader": re.compile(r"enumerate\(DataLoader\)#"),
     "loader_workers": re.compile(r"_MultiProcessingDataLoaderIter"),
 }

@@ -12,6 +12,7 @@ import msgspec
 
 from overlap_sweep.levers import Lever, Value, change_of, programs
 from overlap_sweep.levers.training import Training
+from overlap_sweep.optimizer.groups import Purpose, is_of_groups, values_for
 from overlap_sweep.results.records import Expected
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ class Candidate(msgspec.Struct, frozen=True):
     """What has to be allowed for it to be tried."""
     expected: Expected | None
     """None if nothing in the recording says what it does."""
+    groups: str = ""
+    """For which process groups the value is, where others may have another; empty if it is for all."""
 
     @property
     def name(self) -> str:
@@ -71,6 +74,8 @@ class Recorded:
     """Variables that the command is started with."""
     tp_size: int = 1
     """Ranks of Megatron-Core's tensor-parallel group, as far as the recording shows it."""
+    purposes: Sequence[Purpose] = ()
+    """Of the process groups of NCCL that the recording shows."""
     inspected: Mapping[tuple[str, object], str] = field(default_factory=dict)
     """By lever and value why a value changes nothing in its processes; empty if it does (`levers.status.inspected`)."""
 
@@ -87,12 +92,9 @@ class LeftOut(NamedTuple):
 def candidates(recorded: Recorded, chosen: Mapping[str, Lever]) -> tuple[list[Candidate], LeftOut]:
     """Returns the values of levers that may change the training, what is expected to gain most first, and why others
     are left out."""
-    not_here = {name: reason for name, lever in chosen.items() if (reason := _not_here(name, lever, recorded))}
+    not_here = {name: reason for name, lever in chosen.items() if (reason := _not_here(name, lever, recorded, chosen))}
     possible = [
-        (name, value)
-        for name, lever in chosen.items()
-        if name not in not_here
-        for value in _values(lever, recorded.environment)
+        (name, value) for name, lever in chosen.items() if name not in not_here for value in _values(lever, recorded)
     ]
     useless = {one: reason for one in possible if (reason := recorded.inspected.get(one, ""))}
     values = {one: _change(one[0], chosen[one[0]], one[1]) for one in possible if one not in useless}
@@ -117,8 +119,9 @@ def candidates(recorded: Recorded, chosen: Mapping[str, Lever]) -> tuple[list[Ca
         if most < WORTH and not _is_called_for(lever, recorded):
             useless[name, value] = f"no cause calls for it, and it could gain {most:.1%} of a step at most"
             continue
-        expected = _expected(lever, known, shares, is_bound)
-        found.append(Candidate(name, value, _ALLOWED[lever.results], expected))
+        purpose = next((one for one in recorded.purposes if is_of_groups(lever) and one.is_meant(value)), None)
+        expected = _expected(lever, known, purpose.shares if purpose else shares, is_bound)
+        found.append(Candidate(name, value, _ALLOWED[lever.results], expected, purpose.title if purpose else ""))
 
     def order(one: Candidate) -> tuple[bool, float, bool]:
         # Of levers that mend the same cause, the one that the evidence speaks for.
@@ -137,11 +140,14 @@ def _named(
         yield name if is_same else f"{name}={programs.text(value)}", reason
 
 
-def _not_here(name: str, lever: Lever, recorded: Recorded) -> str:
+def _not_here(name: str, lever: Lever, recorded: Recorded, chosen: Mapping[str, Lever]) -> str:
     """Returns why a lever is not worth a trial in this training; empty if it may be."""
     applies = recorded.training.applies(name, lever)
     if applies.startswith("no: "):
         return applies.removeprefix("no: ")
+    for_all = f"nccl.{name.partition('.')[2]}"
+    if is_of_groups(lever) and len(recorded.purposes) == 1 and for_all in chosen:
+        return f"all process groups that communicate serve one purpose, for which {for_all} sets it"
     is_known = any(inspected == name for inspected, _ in recorded.inspected)
     if not _is_called_for(lever, recorded) and not (is_known and _is_of_host(lever)):
         return f"it mends {', '.join(lever.causes)}, which the recording does not show"
@@ -156,13 +162,17 @@ def _is_of_host(lever: Lever) -> bool:
     return OF_HOST in lever.causes
 
 
-def _values(lever: Lever, environment: Mapping[str, str]) -> Iterator[Value]:
-    """Yields the values that change something: those of single process groups are for who knows their names."""
-    now = environment.get(lever.environment) if lever.environment else None
+def _values(lever: Lever, recorded: Recorded) -> Iterator[Value]:
+    """Yields the values that change something, of process groups for each purpose that suffers from what they mend."""
+    if is_of_groups(lever):
+        for purpose in recorded.purposes:
+            if purpose.shares.keys() & {*lever.causes}:
+                yield from values_for(lever, purpose)
+        return
+    now = recorded.environment.get(lever.environment) if lever.environment else None
     for value in lever.values:
-        of_one_group = lever.pattern and isinstance(value, str) and ":" in value
         is_set = lever.assigned(value) == now if now else lever.environment and value == lever.default
-        if not is_set and not of_one_group:
+        if not is_set:
             yield value
 
 

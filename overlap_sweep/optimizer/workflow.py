@@ -31,6 +31,7 @@ from overlap_sweep.optimizer import tuned_file
 from overlap_sweep.optimizer.candidates import Allowed, Candidate, Recorded, allowed, candidates
 from overlap_sweep.optimizer.checks import objection, point_of
 from overlap_sweep.optimizer.first_runs import FIRST_RUNS, base, first_runs
+from overlap_sweep.optimizer.groups import purposes_of
 from overlap_sweep.optimizer.record import OptimizeRecord
 from overlap_sweep.report.numbers import as_percent, as_us, some_of
 from overlap_sweep.results.records import KnobRecord
@@ -132,7 +133,7 @@ def _write(measurements: Measurements, searching: Searching) -> None:
 def _recorded(directory: Path, first: Sequence[Result]) -> Recorded:
     """Returns what the first runs say of the training."""
     # Imported here, because numpy is only needed to read traces.
-    from overlap_sweep.diagnosis.runs import read_ranks
+    from overlap_sweep.diagnosis.runs import diagnose, read_ranks
     from overlap_sweep.predict.runs import predictions_of
 
     point = first[0].point_as(Resolved)
@@ -140,13 +141,15 @@ def _recorded(directory: Path, first: Sequence[Result]) -> Recorded:
     assert command
     mine = command(point)
     recordings = [[directory / one.name / name for name in one.traces] for one in first]
-    facts = [one.facts for one in read_ranks(recordings[0][:1]).values() if one.facts]
+    on_gpu = point.runtime.device != "cpu"
+    # Each rank has its own process groups.
+    facts = [one.facts for one in read_ranks(recordings[0][: None if on_gpu else 1]).values() if one.facts]
     training = Training(
         libraries=facts[0].libraries if facts else None,
         words=mine.words,
         texts=mine.texts,
         elsewhere=mine.elsewhere,
-        on_cpu=point.runtime.device == "cpu",
+        on_cpu=not on_gpu,
         override=point.job.levers_override,
     )
     shares: dict[str, float] = {}
@@ -160,8 +163,17 @@ def _recorded(directory: Path, first: Sequence[Result]) -> Recorded:
 
     groups = facts[0].groups.values() if facts else ()
     tp_size = max((group.size or 1 for group in groups if group.about == tuned_file.GROUP), default=1)
-    seen = inspected(directory / one.name for one in first)
-    return Recorded(training, shares, " ".join(one.advice for one in causes), predict, environment, tp_size, seen)
+    findings = [finding for one in diagnose(recordings[0]) for finding in one.findings] if on_gpu else []
+    return Recorded(
+        training,
+        shares,
+        advice=" ".join(one.advice for one in causes),
+        predict=predict,
+        environment=environment,
+        tp_size=tp_size,
+        purposes=purposes_of(facts, findings),
+        inspected=inspected(directory / one.name for one in first),
+    )
 
 
 def _add_files(
@@ -193,21 +205,21 @@ def _add_files(
 
 
 def _knobs(tried: Sequence[Candidate]) -> tuple[Knob, ...]:
-    by_lever: dict[str, list[str]] = {}
+    found: dict[tuple[str, str], list[str]] = {}
     for one in tried:
-        by_lever.setdefault(one.lever, []).append(override_value(one.value))
-    return tuple(Knob(f"{OPTION}{lever}", (NULL, *values)) for lever, values in by_lever.items())
+        found.setdefault((one.lever, one.groups), []).append(_text(one))
+    return tuple(Knob(f"{OPTION}{lever}", (NULL, *values)) for (lever, _), values in found.items())
+
+
+def _text(one: Candidate) -> str:
+    """Returns the value as an override has it; of process groups without quotes, since those of several are joined."""
+    return str(one.value) if one.groups else override_value(one.value)
 
 
 def _prior(knobs: Sequence[Knob], tried: Sequence[Candidate]) -> Prior:
-    index = {knob.key: number for number, knob in enumerate(knobs)}
-    return Prior(
-        {
-            (index[f"{OPTION}{one.lever}"], override_value(one.value)): one.expected
-            for one in tried
-            if one.expected is not None
-        }
-    )
+    index = {(knob.key, value): number for number, knob in enumerate(knobs) for value in knob.values[1:]}
+    named = ((f"{OPTION}{one.lever}", _text(one), one.expected) for one in tried)
+    return Prior({(index[key, value], value): expected for key, value, expected in named if expected is not None})
 
 
 def _too_slow_us(trail: KnobTrail, reach: float) -> float:

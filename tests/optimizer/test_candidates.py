@@ -8,6 +8,7 @@ from overlap_sweep.errors import UsageError
 from overlap_sweep.levers import named
 from overlap_sweep.levers.training import Training
 from overlap_sweep.optimizer.candidates import OF_BOUND, Candidate, Recorded, allowed, candidates
+from overlap_sweep.optimizer.groups import Purpose
 from overlap_sweep.predict.predictions import Prediction, Status
 from overlap_sweep.results.records import Expected
 
@@ -39,6 +40,7 @@ def found(
     recordings: Sequence[Mapping[str, float | None]] = (),
     advice: str = "",
     inspected: Mapping[tuple[str, object], str] | None = None,
+    purposes: Sequence[Purpose] = (),
 ) -> tuple[dict[str, Candidate], dict[str, str]]:
     def predict(changes: Sequence[str]) -> list[Prediction]:
         return [
@@ -49,7 +51,9 @@ def found(
         ]
 
     known = {"issued_late": 0.2} if shares is None else shares
-    recorded = Recorded(training, known, advice, predict, environment or {}, inspected=inspected or {})
+    recorded = Recorded(
+        training, known, advice, predict, environment or {}, purposes=purposes, inspected=inspected or {}
+    )
     tried, left_out = candidates(recorded, named(names))
     return {one.name: one for one in tried}, left_out.not_here | left_out.useless
 
@@ -186,9 +190,42 @@ def test_variables_that_are_set_so_already_are_no_change() -> None:
     assert {*tried} == {"cuda.max_connections=8", "cuda.max_connections=32"}
 
 
-def test_groups_that_are_named_are_for_who_knows_them() -> None:
-    tried, _ = found("group.max_ctas", training=Training(libraries=set()), shares={"contention": 0.1})
-    assert {*tried} == {"group.max_ctas=8"}
+DP, TP = (("mesh_dp", (0, 2)),), (("mesh_tp", (0, 1)),)
+ON_GPUS = Training(libraries={"nccl"})
+
+
+def test_process_groups_are_tried_each_with_what_its_causes_call_for() -> None:
+    dp = Purpose(DP, ["mesh_dp"], 16, {"contention": 0.1})
+    tp = Purpose(TP, ["mesh_tp"], 24, {"bandwidth": 0.2, "dependency": 0.3})
+
+    tried, left_out = found(
+        "group",
+        training=ON_GPUS,
+        shares={"contention": 0.1, "bandwidth": 0.2},
+        times_us={"nccl.max_ctas=mesh_dp:8": 95.0},
+        purposes=[dp, tp],
+    )
+
+    assert {one.groups for one in tried.values()} == {"mesh_dp", "mesh_tp"}
+    by_lever = {name for name in tried if "ctas" in name}
+    # As many thread blocks as they have, or more, change nothing.
+    assert by_lever == {*(f"group.max_ctas=mesh_dp:{blocks}" for blocks in (2, 4, 8)), "group.min_ctas=mesh_tp:32"}
+    assert tried["group.max_ctas=mesh_dp:8"].gain == pytest.approx(0.05)
+    least = tried["group.min_ctas=mesh_tp:32"].expected
+    assert least
+    assert (least.high, least.why) == (0.2, "bandwidth")
+    assert tried["group.high_priority=mesh_dp:true"].needs == "exact"
+    assert not left_out
+
+
+def test_one_purpose_needs_no_values_of_groups() -> None:
+    only = Purpose(DP, (), 24, {"contention": 0.1})
+    tried, left_out = found("group", "nccl", training=ON_GPUS, shares={"contention": 0.1}, purposes=[only])
+    assert "nccl.max_ctas=8" in tried
+    assert left_out["group.max_ctas"].endswith("for which nccl.max_ctas sets it")
+
+    tried, _ = found("group.max_ctas", training=ON_GPUS, shares={"contention": 0.1}, purposes=[only])
+    assert {one.groups for one in tried.values()} == {""}
 
 
 def test_what_is_allowed_says_what_is_tried() -> None:
