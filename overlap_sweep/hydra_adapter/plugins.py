@@ -128,6 +128,11 @@ SWEEPERS = {
         "Searches the knobs of workloads whose points have one time each, one knob after the other.",
         ("search.",),
     ),
+    "nccl": SweeperPlugin(
+        SearchSweeperConf("overlap_sweep.optimizer.nccl:nccl"),
+        "Searches what NCCL should use in a training, for each process group by what its trace shows.",
+        ("search.", "optimize."),
+    ),
     "optimize": SweeperPlugin(
         SearchSweeperConf("overlap_sweep.optimizer.workflow:optimize"),
         "Tries levers in the user's own training, those first that are predicted to gain most.",

@@ -76,6 +76,7 @@ class Recorded:
     """Ranks of Megatron-Core's tensor-parallel group, as far as the recording shows it."""
     purposes: Sequence[Purpose] = ()
     """Of the process groups of NCCL that the recording shows."""
+    nccl_version: str = ""
     inspected: Mapping[tuple[str, object], str] = field(default_factory=dict)
     """By lever and value why a value changes nothing in its processes; empty if it does (`levers.status.inspected`)."""
 

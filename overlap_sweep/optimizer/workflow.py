@@ -23,15 +23,15 @@ import msgspec
 
 from overlap_sweep import workloads
 from overlap_sweep.config import Search
-from overlap_sweep.hydra_adapter.overrides import override_value
 from overlap_sweep.levers import OPTION, named
 from overlap_sweep.levers.status import inspected
 from overlap_sweep.levers.training import Training
-from overlap_sweep.optimizer import tuned_file
+from overlap_sweep.optimizer import nccl_files, tuned_file
 from overlap_sweep.optimizer.candidates import Allowed, Candidate, Recorded, allowed, candidates
 from overlap_sweep.optimizer.checks import objection, point_of
 from overlap_sweep.optimizer.first_runs import FIRST_RUNS, base, first_runs
 from overlap_sweep.optimizer.groups import purposes_of
+from overlap_sweep.optimizer.knobs import knobs_of, prior_of
 from overlap_sweep.optimizer.record import OptimizeRecord
 from overlap_sweep.report.numbers import as_percent, as_us, some_of
 from overlap_sweep.results.records import KnobRecord
@@ -41,10 +41,9 @@ from overlap_sweep.runtime.point import limits
 from overlap_sweep.runtime.progress import announce, shown_waiting
 from overlap_sweep.search import Setting, conduct
 from overlap_sweep.search.knob_sweeper import Searching
-from overlap_sweep.search.knob_trail import Answer, Knob, KnobTrail
+from overlap_sweep.search.knob_trail import Answer, KnobTrail
 from overlap_sweep.search.knobs import search
 from overlap_sweep.search.measured import Budget, Measurements, SearchInputs
-from overlap_sweep.search.prior import Prior
 from overlap_sweep.workloads.job.config import Optimize, Resolved
 from overlap_sweep.workloads.job.program_options import OVERLAP_LEVER
 from overlap_sweep.workloads.job.result import JobRun
@@ -52,16 +51,14 @@ from overlap_sweep.workloads.job.result import JobRun
 if TYPE_CHECKING:
     from overlap_sweep.predict.predictions import Prediction
 
-NULL = "null"
-"""Value of a lever that leaves the script as it is."""
 
-
-def optimize(inputs: SearchInputs) -> None:
+def optimize(inputs: SearchInputs, levers: Sequence[str] = (), least: Allowed = "exact") -> None:
     """Tries levers until nothing more helps or the budget is over, and writes knobs.json and optimize.json after every
-    trial. UserError, before anything runs, for a wrong option, and if the command as it is cannot be measured."""
+    trial. UserError, before anything runs, for a wrong option, and if the command as it is cannot be measured.
+    `levers`: those that are tried where none are named; `least`: what is allowed in any case."""
     wanted = Optimize(**inputs.config.optimize)
-    allow: Allowed = wanted.allow  # type: ignore[assignment]
-    chosen = named(wanted.levers or ())
+    allow: Allowed = least if allowed(wanted.allow, least) else wanted.allow  # type: ignore[arg-type, assignment]
+    chosen = named(wanted.levers or levers)
     with shown_waiting("composing what is run"):
         space = base(inputs)
     measurements = Measurements.begin(inputs)
@@ -84,11 +81,11 @@ def optimize(inputs: SearchInputs) -> None:
     not_allowed = [one for one in found if one not in tried]
     for line in _worth_trying(first, recorded, tried, not_allowed, left_out.useless):
         print(f"optimize: {line}", flush=True)
-    space.knobs = _knobs(tried)
+    space.knobs = knobs_of(tried, OPTION.__add__)
     needs = {one.name: f"needs --allow {one.needs}; expected: {one.in_words}" for one in not_allowed}
     reasons = needs | left_out.not_here | left_out.useless
     space.left_out = {f"{OPTION}{name}": reason for name, reason in reasons.items()}
-    prior = _prior(space.knobs, tried)
+    prior = prior_of(space.knobs, tried, OPTION.__add__)
     reference = [point_of(directory, result.name) for result in first]
     searching = Searching(
         space,
@@ -115,6 +112,11 @@ def optimize(inputs: SearchInputs) -> None:
     conduct(search(searching.trail, effort), measure)
     searching.ended = True
     _write(measurements, searching)
+    if searching.found.proven:
+        best = {key.removeprefix(OPTION): value.strip('"') for key, value in searching.found.best.items()}
+        multicast = space.point().runtime.multicast
+        for line in nccl_files.write(directory, best, recorded.purposes, recorded.nccl_version, multicast=multicast):
+            print(f"optimize: {line}", flush=True)
     outcomes.answered = searching.found.time_us is not None
 
 
@@ -172,6 +174,7 @@ def _recorded(directory: Path, first: Sequence[Result]) -> Recorded:
         environment=environment,
         tp_size=tp_size,
         purposes=purposes_of(facts, findings),
+        nccl_version=facts[0].nccl_version if facts else "",
         inspected=inspected(directory / one.name for one in first),
     )
 
@@ -202,24 +205,6 @@ def _add_files(
     if reason and may_try:
         left_out[tuned_file.OPTION] = reason
         print(f"optimize: {tuned_file.OPTION}: {reason}", flush=True)
-
-
-def _knobs(tried: Sequence[Candidate]) -> tuple[Knob, ...]:
-    found: dict[tuple[str, str], list[str]] = {}
-    for one in tried:
-        found.setdefault((one.lever, one.groups), []).append(_text(one))
-    return tuple(Knob(f"{OPTION}{lever}", (NULL, *values)) for (lever, _), values in found.items())
-
-
-def _text(one: Candidate) -> str:
-    """Returns the value as an override has it; of process groups without quotes, since those of several are joined."""
-    return str(one.value) if one.groups else override_value(one.value)
-
-
-def _prior(knobs: Sequence[Knob], tried: Sequence[Candidate]) -> Prior:
-    index = {(knob.key, value): number for number, knob in enumerate(knobs) for value in knob.values[1:]}
-    named = ((f"{OPTION}{one.lever}", _text(one), one.expected) for one in tried)
-    return Prior({(index[key, value], value): expected for key, value, expected in named if expected is not None})
 
 
 def _too_slow_us(trail: KnobTrail, reach: float) -> float:

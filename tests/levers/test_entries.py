@@ -89,7 +89,7 @@ def test_an_entry_says_only_what_is_not_as_usual() -> None:
         ),
         (
             ["+job.levers.group.max_ctas=dp:many"],
-            "job.levers.group.max_ctas=dp:many cannot be understood; give such as 8 or dp:8 or 0-3:8.",
+            "job.levers.group.max_ctas=dp:many cannot be understood; give such as 2 or 4 or 8 or 16 or dp:8 or 0-3:8.",
         ),
         (["+job.levers.nccl.algo=NVLS"], "job.levers.nccl.algo=NVLS is not one of Ring, Tree."),
         (["+job.levers.nccl.cta_policy=true"], "job.levers.nccl.cta_policy=true is not one of 0, 1, 2."),

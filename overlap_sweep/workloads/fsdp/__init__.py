@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ import msgspec
 from overlap_sweep.declared import types_of
 from overlap_sweep.errors import UserError
 from overlap_sweep.gpus import all_ranks
+from overlap_sweep.nccl import variables
 from overlap_sweep.overlap import models
 from overlap_sweep.workloads import Sample, Searchable, Workers, Workload, profilers, run_of
 from overlap_sweep.workloads.fsdp.config import (
@@ -40,17 +40,8 @@ if TYPE_CHECKING:
 
 C = TypeVar("C")
 
-_ENVIRONMENT = re.compile(r"(NCCL|RCCL|TORCH_NCCL|HSA|GPU|UCX|FI|OFI|GLOO|MSCCLPP)_[A-Z0-9_]+")
 _CTA_POLICY = "NCCL_CTA_POLICY"
 """Variable by which NCCL uses copy engines instead of SMs where it can (2: zero CTAs)."""
-_REFUSED = {
-    "CUDA_DEVICE_MAX_CONNECTIONS": "give runtime.max_connections instead",
-    "NCCL_NVLS_ENABLE": "give runtime.multicast instead",
-    "NCCL_CONF_FILE": "give its variables instead, so that results record them",
-    "NCCL_ALGO=NVLS": "multicast is off; leave it out",
-    "GPU_DEVICE_ORDINAL": "set HIP_VISIBLE_DEVICES or CUDA_VISIBLE_DEVICES in your shell",
-}
-"""Refused variables, or values of them, with what to do instead."""
 
 
 def complete(config: Config) -> Mapping[str, object]:
@@ -60,7 +51,7 @@ def complete(config: Config) -> Mapping[str, object]:
         raise UserError(f"backend={config.backend}: workload=fsdp uses distributed.strategy; leave backend out.")
     training = _filled(config.training, TRAINING_ON[device], ResolvedTraining)
     ranking = _filled(config.ranking, RANKING_ON[device], ResolvedRanking)
-    environment = _environment(distributed.env)
+    environment = variables.checked("distributed.env", distributed.env)
     if replicas != PER_NODE and (type(replicas) is not int or not 1 <= replicas <= 1024):
         raise UserError(
             f"fsdp.replicas={replicas} is invalid; give a number of replicas from 1 to 1024, or {PER_NODE}."
@@ -94,19 +85,6 @@ def _filled(options: Training | Ranking, usual: Mapping[str, int | str], kind: t
     """Returns the options with those of `usual` where they are null."""
     given = asdict(options)
     return msgspec.convert(given | {name: value for name, value in usual.items() if given[name] is None}, kind)
-
-
-def _environment(variables: Mapping[str, object]) -> dict[str, str]:
-    """Returns the variables that are set. UserError for one that is not of NCCL, RCCL or their transports."""
-    for name, value in variables.items():
-        if name not in _REFUSED and not _ENVIRONMENT.fullmatch(name):
-            raise UserError(f"distributed.env.{name} is not a variable of NCCL, RCCL or HIP; set it in your shell.")
-        if isinstance(value, list | dict):
-            raise UserError(f"distributed.env.{name}={value} is not a single value; quote it: '\"a,b\"'.")
-        for refused in (name, f"{name}={str(value)[:4].upper()}"):
-            if refused in _REFUSED and value is not None:
-                raise UserError(f"distributed.env.{name}={value}: {_REFUSED[refused]}.")
-    return {name: str(int(v) if isinstance(v, bool) else v) for name, v in variables.items() if v is not None}
 
 
 def _check_choice(name: str, value: object, lowest: int, unit: str, *words: str) -> None:
