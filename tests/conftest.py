@@ -28,8 +28,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """What the tests cache is not left behind in the user's home, and nothing there can help them pass."""
+    """What the tests cache is not left behind in the user's home, and nothing there can help them pass or fail."""
     os.environ["OVERLAP_SWEEP_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    os.environ["OVERLAP_SWEEP_CALIBRATIONS"] = str(tmp_path_factory.mktemp("calibrations"))
 
 
 @pytest.fixture(autouse=True)

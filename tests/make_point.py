@@ -173,7 +173,7 @@ SMALL: dict[str, Any] = {
 _ON_GPUS = {"backend": "transformer_engine", "precision": "bf16", "runtime": {"device": "cuda"}}
 _KERNEL = {
     **{"kernel": "ag_gemm", "n": 48, "k": 32, "workload": {"name": "kernel", "tokens": 24}},
-    **dict.fromkeys(("m", "iters", "warmup_iters", "dtype", "implementations")),
+    **dict.fromkeys(("m", "iters", "warmup_iters", "dtype", "implementations", "num_sm")),
 }
 
 

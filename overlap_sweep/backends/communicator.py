@@ -26,6 +26,7 @@ reduce_scatter: _Collective = getattr(dist, "reduce_scatter_single", None) or di
 
 # With async_op, or on a rank in the group, they never return None.
 _all_reduce: _Collective = dist.all_reduce
+_all_to_all: _Collective = dist.all_to_all_single
 _isend: _Collective = dist.isend  # type: ignore[assignment]
 
 # torch's type stubs know neither the constructor nor the methods that Python may override.
@@ -69,6 +70,11 @@ class Communicator:
             for span, part in zip(spans, parts, strict=True)
         ]
         return Pending(shard, [work.wait for work in works], parts)
+
+    def all_to_all(self, full: Tensor) -> Pending:
+        """Returns every rank's part for this rank of [world_size * rows, columns], by rank; on gloo in one piece."""
+        received = torch.empty_like(full)
+        return Pending(received, [_all_to_all(received, full, group=self._group, async_op=True).wait], [full])
 
     def all_reduce(self, partial: Tensor) -> Pending:
         """Returns the sum of every rank's `partial`, in place."""

@@ -36,6 +36,16 @@ KERNELS = {
     "gemm_ar": "the GEMM, then the all-reduce of its output",
 }
 
+COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+"""Kernels of workload=kernel that are a collective alone, beside a GEMM that has nothing to do with it."""
+
+
+def bus_bytes(collective: str, size_bytes: float, ranks: int) -> float:
+    """Returns the fewest bytes that a rank can send for a buffer of this size: that of all ranks together, or what an
+    all-reduce or all-to-all has on each. Over the time it is what nccl-tests call bus bandwidth."""
+    return size_bytes * (ranks - 1) / ranks * (2 if collective == "all_reduce" else 1)
+
+
 CUSTOM = "custom"
 """Stands for a model's name if the sizes were given."""
 
@@ -107,6 +117,7 @@ class KernelPoint(TensorParallelPoint, Protocol):
     m: int
     n: int
     k: int
+    num_sm: int | None
 
 
 @dataclass(frozen=True)
@@ -116,6 +127,7 @@ class KernelShape:
     ag_gemm: a rank holds x [m / tp, k] and W [n / tp, k], gathers x, and computes y [m, n / tp].
     gemm_rs: a rank holds x [m, k / tp] and W [n, k / tp], and gets its part y [m / tp, n] of the sum over the ranks.
     gemm_ar: the same, but every rank gets the whole sum y [m, n].
+    COLLECTIVES: the GEMM beside is each rank's own, of x [m, k] and W [n, k].
     """
 
     kernel: str
@@ -160,7 +172,7 @@ class KernelShape:
 
     def refusal(self) -> str | None:
         """Returns why these sizes cannot be cut into `tp_size` equal parts, or None."""
-        for name in {"ag_gemm": "mn", "gemm_rs": "km", "gemm_ar": "k"}[self.kernel]:
+        for name in {"ag_gemm": "mn", "gemm_rs": "km", "gemm_ar": "k"}.get(self.kernel, ""):
             if getattr(self, name) % self.tp_size:
                 return f"{self.kernel}: {name}={getattr(self, name)} is not divisible by tp_size={self.tp_size}"
         return None

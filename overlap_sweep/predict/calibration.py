@@ -1,15 +1,24 @@
-"""How fast collectives are by their thread blocks, and what GEMMs beside them lose: as recordings have shown it."""
+"""How fast collectives are by their thread blocks, and what they and GEMMs beside them lose: as recordings have shown,
+or as it was measured.
+
+Measured ones are kept in `$OVERLAP_SWEEP_CALIBRATIONS`, else in `overlap_sweep/calibrations` below `$XDG_DATA_HOME` or
+`~/.local/share`: every YAML file there is read, before those of this package.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import inf
 from pathlib import Path
+from statistics import median
 
 import msgspec
 import numpy as np
+
+from overlap_sweep.errors import UserError
 
 
 class RateSeen(msgspec.Struct):
@@ -24,15 +33,15 @@ class RateSeen(msgspec.Struct):
 
 
 class SlowdownSeen(msgspec.Struct):
-    """What GEMMs took longer beside collectives, as a share of their time alone."""
+    """What GEMMs took longer beside collectives, or these beside them, as a share of their time alone."""
 
     blocks: int
     share: float
     recording: str
 
 
-class Calibration(msgspec.Struct):
-    """An entry of `calibration.yaml`, which benchmarks/calibration_table.py writes."""
+class Calibration(msgspec.Struct, omit_defaults=True):
+    """An entry of `calibration.yaml`, which benchmarks/calibration_table.py writes, or of a file that is kept."""
 
     device: str
     """Kind of GPU, as traces name it."""
@@ -41,25 +50,63 @@ class Calibration(msgspec.Struct):
     rates: dict[str, list[RateSeen]]
     """By collective."""
     slowdowns: list[SlowdownSeen]
+    """Of GEMMs: with two numbers of blocks at least."""
+    comm_slowdowns: list[SlowdownSeen] = []
 
     @property
     def exponent(self) -> float:
         """Returns how the slowdown of GEMMs grows with the thread blocks beside them: to their power of this."""
-        blocks, shares = ([np.log(value) for value in own] for own in zip(*self._slowdowns(), strict=True))
-        return float(np.polyfit(blocks, shares, 1)[0])
+        return self._fit[0]
 
-    def _slowdowns(self) -> Iterable[tuple[int, float]]:
-        return ((one.blocks, one.share) for one in self.slowdowns)
+    @property
+    def gpus(self) -> str:
+        """Returns whose figures they are: `2 NVIDIA H200`."""
+        return f"{self.ranks} {self.device}"
+
+    def gemm_slowdown(self, blocks: float) -> float:
+        """Returns what GEMMs lose beside so many thread blocks, as a share of their time alone."""
+        exponent, offset = self._fit
+        return float(np.exp(offset) * blocks**exponent)
+
+    def comm_slowdown(self, blocks: float) -> float:
+        """Returns what collectives with about so many thread blocks lose beside GEMMs; some must be known."""
+        nearest = min((one.blocks for one in self.comm_slowdowns), key=lambda own: abs(np.log(own / blocks)))
+        return median(one.share for one in self.comm_slowdowns if one.blocks == nearest)
+
+    @property
+    def _fit(self) -> tuple[float, float]:
+        blocks, shares = zip(*((one.blocks, one.share) for one in self.slowdowns), strict=True)
+        exponent, offset = np.polyfit(np.log(blocks), np.log(shares), 1)
+        return float(exponent), float(offset)
+
+
+def kept_folder() -> Path:
+    """Returns the folder of the user's own calibrations, whether it exists or not."""
+    if own := os.environ.get("OVERLAP_SWEEP_CALIBRATIONS"):
+        return Path(own)
+    data = os.environ.get("XDG_DATA_HOME") or Path("~/.local/share").expanduser()
+    return Path(data) / "overlap_sweep" / "calibrations"
+
+
+def calibrations() -> list[Calibration]:
+    """Returns what is known: the user's own, then this package's. UserError for a file that cannot be read."""
+    kept = (one for path in sorted(kept_folder().glob("*.yaml")) for one in _read(path))
+    return [*kept, *_read(Path(__file__).with_name("calibration.yaml"))]
 
 
 @cache
-def calibrations() -> list[Calibration]:
-    return msgspec.yaml.decode(Path(__file__).with_name("calibration.yaml").read_bytes(), type=list[Calibration])
+def _read(path: Path) -> list[Calibration]:
+    try:
+        return msgspec.yaml.decode(path.read_bytes(), type=list[Calibration])
+    except (msgspec.DecodeError, OSError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"{path} cannot be read as a calibration ({reason}); measure again or remove it.") from None
 
 
-def chosen(known: Sequence[Calibration], device: str) -> Calibration:
-    """Returns the calibration of the kind of GPU, or of another one where there is none."""
-    return next((one for one in known if one.device == device), known[0])
+def chosen(known: Sequence[Calibration], device: str, ranks: int | None) -> Calibration:
+    """Returns the calibration of the kind of GPU, or of another one where there is none; of several the first of those
+    with about so many ranks."""
+    return min(known, key=lambda one: (one.device != device, abs(np.log(one.ranks / (ranks or one.ranks)))))
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from overlap_sweep.diagnosis.exposure import slowed_gemms
 from overlap_sweep.diagnosis.facts import RankFacts
+from overlap_sweep.predict.calibration import calibrations, chosen
 from overlap_sweep.trace.intervals import Measure
 
 if TYPE_CHECKING:
@@ -23,9 +24,27 @@ MOST_LOST = 0.75
 BESIDE, ALONE = 0.5, 0.1
 """Shares of a node's time from which on it ran beside others, and up to which it ran alone."""
 
-GEMM_SLOWDOWN, COMM_SLOWDOWN = 0.38, 0.14
+USUAL_BLOCKS, GEMM_SLOWDOWN, COMM_SLOWDOWN = 24, 0.38, 0.14
 """Two H200s, NCCL with 24 thread blocks: GEMMs beside all-reduces of 256 MB, and these beside GEMMs
 (manual_connections_32 of docs/results/2026-11-23-diagnosis.md)."""
+
+
+class Usual(NamedTuple):
+    """What they cost each other where a trace does not show it, as shares of their times alone."""
+
+    gemms: float
+    comm: float
+    gpus: str
+    """Whose figures they are."""
+
+
+def usual_contention(device: str, ranks: int | None, blocks: int = USUAL_BLOCKS) -> Usual:
+    """Returns what was measured on this kind of GPU of collectives with so many thread blocks, or on two H200s."""
+    known = [one for one in calibrations() if one.device == device and one.comm_slowdowns]
+    if not known:
+        return Usual(GEMM_SLOWDOWN, COMM_SLOWDOWN, "two H200s")
+    own = chosen(known, device, ranks)
+    return Usual(own.gemm_slowdown(blocks), own.comm_slowdown(blocks), own.gpus)
 
 
 def set_contention(nodes: Sequence[Node], facts: RankFacts) -> bool:
@@ -43,8 +62,10 @@ def set_contention(nodes: Sequence[Node], facts: RankFacts) -> bool:
         for node, beside_ns in zip(computing, beside_comm, strict=True)
         if node.work in extra and beside_ns >= BESIDE * node.duration_ns
     ]
-    usual = slowdown_of(sum(one[0] for one in known), sum(one[1] for one in known)) if known else GEMM_SLOWDOWN
-    of_comm = _comm_slowdown(moving, beside_work)
+    blocks = max((node.call.blocks for node in moving if node.call and node.call.blocks), default=USUAL_BLOCKS)
+    elsewhere = usual_contention(facts.device_name, facts.world_size, blocks)
+    usual = slowdown_of(sum(one[0] for one in known), sum(one[1] for one in known)) if known else elsewhere.gemms
+    of_comm = _comm_slowdown(moving, beside_work, elsewhere.comm)
     for node, beside_ns in zip(computing, beside_comm, strict=True):
         if node.is_gemm:
             seen = beside_ns > 0 and node.work in extra
@@ -62,9 +83,9 @@ def slowdown_of(lost_ns: float, beside_ns: float) -> float:
     return lost_ns / (beside_ns - lost_ns) if lost_ns else 0.0
 
 
-def _comm_slowdown(moving: Iterable[Node], beside_ns: Iterable[float]) -> float:
+def _comm_slowdown(moving: Iterable[Node], beside_ns: Iterable[float], usual: float) -> float:
     """Returns the slowdown of collectives beside computation, from those of the same kind and size that ran alone, or
-    COMM_SLOWDOWN if there are none."""
+    `usual` if there are none."""
     alone: dict[object, list[float]] = defaultdict(list)
     beside: dict[object, list[float]] = defaultdict(list)
     for node, own_ns in zip(moving, beside_ns, strict=True):
@@ -75,7 +96,7 @@ def _comm_slowdown(moving: Iterable[Node], beside_ns: Iterable[float]) -> float:
             elif share >= BESIDE:
                 beside[key].append(node.duration_ns)
     ratios = [median(beside[key]) / median(alone[key]) - 1 for key in beside if key in alone]
-    return max(0.0, median(ratios)) if ratios else COMM_SLOWDOWN
+    return max(0.0, median(ratios)) if ratios else usual
 
 
 def _within(spans: Sequence[tuple[float, float]], others: Sequence[tuple[float, float]]) -> list[float]:

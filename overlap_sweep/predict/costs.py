@@ -4,7 +4,7 @@ kind, fitted over the sizes that occur."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
@@ -63,7 +63,7 @@ def costs_of(nodes: Iterable[Node]) -> dict[Family, Cost]:
     for node in nodes:
         if node.kind == "comm" and node.bytes and node.duration_ns > 0:
             times[family_of(node)][node.bytes].append(node.duration_ns)
-    return {family: _fitted({size: median(own) for size, own in by_size.items()}) for family, by_size in times.items()}
+    return {family: cost_of({size: median(own) for size, own in by_size.items()}) for family, by_size in times.items()}
 
 
 def latencies_ns(nodes: Sequence[Node]) -> list[float]:
@@ -78,10 +78,10 @@ def latencies_ns(nodes: Sequence[Node]) -> list[float]:
     ]
 
 
-def _fitted(times_ns: dict[int, float]) -> Cost:
+def cost_of(times_ns: Mapping[int, float]) -> Cost:
+    """Returns the latency and rate that fit times by size in bytes best, by relative errors."""
     sizes, times = np.array([*times_ns], float), np.array([*times_ns.values()], float)
     if sizes.max() >= OTHER_SIZE * sizes.min():
-        # Relative errors count: the times differ by orders of magnitude.
         columns = np.stack((1 / times, sizes / times), axis=1)
         (latency_ns, ns_per_byte), *_ = np.linalg.lstsq(columns, np.ones(len(times)), rcond=None)
         if latency_ns >= 0 and ns_per_byte > 0:

@@ -14,6 +14,7 @@ import msgspec
 
 from overlap_sweep.diagnosis import NEVER, as_share, as_time, once
 from overlap_sweep.errors import UserError
+from overlap_sweep.predict.contention import usual_contention
 from overlap_sweep.predict.graph import CannotTell, StepGraph
 from overlap_sweep.predict.named import CHANGES, Change, number_of, parsed, singles
 from overlap_sweep.predict.replay import (
@@ -123,7 +124,8 @@ def _predicted(graph: StepGraph, change: str) -> Prediction:
             f"Traces of {graph.ranks} of {graph.world_size} ranks: what they wait for in others is taken to stay."
         )
     if overlaps and graph.on_device and not any(graph.shows_contention):
-        notes.append("No GEMM ran beside communication: what that costs is taken from two H200s.")
+        gpus = usual_contention(graph.device_name, graph.world_size).gpus
+        notes.append(f"No GEMM ran beside communication: what that costs is taken from {gpus}.")
     notes = [*notes, *usual.notes, *_of_gain(found)]
     return msgspec.structs.replace(found, reason=" ".join(dict.fromkeys(notes)))
 

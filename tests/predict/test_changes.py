@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from benchmarks.calibration_table import calibration
 from benchmarks.predictions_table import DATA, graph_of, unpacked
 from overlap_sweep.diagnosis.collectives import Group
-from overlap_sweep.predict.calibration import Rates, calibrations, fitted
+from overlap_sweep.predict.calibration import Calibration, Rates, RateSeen, SlowdownSeen, calibrations, fitted
 from overlap_sweep.predict.changes.blocks import kernels_of, with_blocks
 from overlap_sweep.predict.changes.scale import FLOOR_NS, USUAL, larger_batch, more_ranks
 from overlap_sweep.predict.graph import CannotTell, Node, StepGraph
@@ -118,7 +118,25 @@ def test_what_no_recording_shows_cannot_be_told(folder: Path) -> None:
     (one,) = predict(recorded(folder, "causes/h200x2", "moe_all_to_all"), ["nccl.max_ctas=8"])
 
     assert one.status == "cannot tell"
-    assert one.reason == "No recording shows how long all_to_all takes with other thread blocks."
+    assert one.reason == (
+        "No recording shows how long all_to_all takes with other thread blocks; "
+        "+experiment=nccl_calibration measures it."
+    )
+
+
+def test_a_collective_that_only_an_own_calibration_has_is_predicted_by_it(folder: Path) -> None:
+    made = recorded(folder, "causes/h200x2", "moe_all_to_all").copy()
+    before = {one.node.call.collective: one.node.duration_ns for one in kernels_of(made) if one.node.call}
+    (blocks,) = {one.blocks for one in kernels_of(made) if one.family.collective == "all_to_all"}
+    seen = [RateSeen(number, 10.0 * number, 64.0, "measured") for number in (1, 4, 16)]
+    slowdowns = [SlowdownSeen(number, 0.01 * number, "measured") for number in (1, 16)]
+    own = Calibration("NVIDIA H200", 2, "2.30.1", {"all_to_all": seen}, slowdowns)
+
+    with_blocks(made, most=blocks // 2, known=[own, *calibrations()])
+
+    after = {one.node.call.collective: one.node.duration_ns for one in kernels_of(made) if one.node.call}
+    assert 1.5 * before["all_to_all"] < after["all_to_all"] < 2 * before["all_to_all"]
+    assert "2 NVIDIA H200, NCCL 2.30.1" in made.notes[0]
 
 
 def test_another_kind_of_gpu_is_said_and_widens_the_interval(folder: Path) -> None:

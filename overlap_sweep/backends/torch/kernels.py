@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from overlap_sweep.backends import Outputs, Problem
 from overlap_sweep.overlap import space
-from overlap_sweep.overlap.models import COMM_ONLY, GEMM_ONLY, SEQUENTIAL, KernelPoint
+from overlap_sweep.overlap.models import COLLECTIVES, COMM_ONLY, GEMM_ONLY, SEQUENTIAL, KernelPoint
 from overlap_sweep.overlap.space import Setting
 
 if TYPE_CHECKING:
@@ -19,6 +19,8 @@ SPANS_NODES = True
 NUM_SPLITS = (2, 4)
 SHARES = {"cuda": (4, 8, 16), "cpu": (1, 2)}
 """num_sm of overlapped implementations: CTAs that NCCL may take from the GEMM, or chunks that gloo moves at once."""
+SHARES_ALONE = {"cuda": (1, 2, 4, 8, 16, 32), "cpu": (1, 2)}
+"""num_sm of collectives that are measured by themselves."""
 _KNOBS = {"ring_exchange": {"aggregate", "num_sm"}, "pipeline": {"num_splits", "num_sm"}, "bulk": {"num_sm"}}
 
 
@@ -27,6 +29,9 @@ def refusal(point: KernelPoint) -> str | None:
 
 
 def implementations(point: KernelPoint) -> dict[str, Setting]:
+    if point.kernel in COLLECTIVES:
+        alone = [point.num_sm] if point.num_sm else SHARES_ALONE[point.runtime.device]
+        return {f"bulk_sm{share}": {"method": "bulk", "num_sm": share} for share in alone}
     shares = SHARES[point.runtime.device]
     rings: list[Setting] = [{"method": "ring_exchange"}]
     if _pairs(point):
@@ -48,6 +53,8 @@ def named(point: KernelPoint, name: str) -> Setting | None:
     if setting is None:
         return None
     method = space.method_of(setting)
+    if point.kernel in COLLECTIVES:
+        return setting if set(setting) == {"method", "num_sm"} and method == "bulk" else None
     if set(setting) - {"method", *_KNOBS[method]} or (method != "pipeline" and point.kernel == "gemm_ar"):
         return None
     if method == "pipeline":

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from overlap_sweep.predict.calibration import Calibration, Rates, calibrations, chosen, fitted
+from overlap_sweep.predict.calibration import Calibration, calibrations, chosen, fitted
 from overlap_sweep.predict.costs import OTHER_SIZE, Family, bus_share, family_of, latencies_ns
 from overlap_sweep.predict.graph import CannotTell, Node, StepGraph
 
@@ -59,7 +59,9 @@ def with_blocks(
     if not changed:
         graph.notes.append(f"NCCL's kernels have at most {max(largest.values())} thread blocks as it is.")
         return
-    calibration = chosen(known or calibrations(), graph.device_name)
+    known = known or calibrations()
+    calibration = chosen(known, graph.device_name, graph.world_size)
+    used = [calibration]
     slowed = _slowed(graph.ranks, [(one, wanted(one)) for one in kernels], calibration)
     for node in graph.nodes:
         if node.kind == "compute":
@@ -72,8 +74,11 @@ def with_blocks(
         if len(near) > 1:
             rates, leeway = fitted(near), LEEWAY
         else:
-            as_there = graph.device_name == calibration.device and node.group_size == calibration.ranks
-            rates, leeway = _calibrated(calibration, one.family.collective), LEEWAY if as_there else LEEWAY_ELSEWHERE
+            own = _calibrated(known, one.family.collective, graph.device_name, node.group_size)
+            as_there = graph.device_name == own.device and node.group_size == own.ranks
+            rates = fitted((seen.blocks, seen.gb_per_s) for seen in own.rates[one.family.collective])
+            leeway = LEEWAY if as_there else LEEWAY_ELSEWHERE
+            used.append(own)
             is_elsewhere, is_fitted = is_elsewhere or not as_there, False
         longer = rates.longer(one.blocks, blocks, one.gb_per_s)
         node.duration_ns = one.latency_ns + (node.duration_ns - one.latency_ns) * longer
@@ -82,7 +87,7 @@ def with_blocks(
         node.call = replace(node.call, blocks=blocks)
     graph.notes.append(
         f"What thread blocks do to {'GEMMs' if is_fitted else 'collectives and GEMMs'} was measured on "
-        f"{calibration.ranks} {calibration.device}, NCCL {calibration.nccl}"
+        + " and ".join(dict.fromkeys(f"{one.gpus}, NCCL {one.nccl}" for one in used))
         + (", not on such GPUs or so many ranks as here: the interval is wider." if is_elsewhere else ".")
         + (" What they do to collectives is in this recording." if is_fitted else "")
     )
@@ -129,7 +134,12 @@ def _near(seen: Mapping[tuple[int, int], float], size_bytes: int | None) -> dict
     return {blocks: rate for (size, blocks), rate in seen.items() if 1 / OTHER_SIZE < size / size_bytes < OTHER_SIZE}
 
 
-def _calibrated(calibration: Calibration, collective: str) -> Rates:
-    if collective not in calibration.rates:
-        raise CannotTell(f"No recording shows how long {collective} takes with other thread blocks.")
-    return fitted((one.blocks, one.gb_per_s) for one in calibration.rates[collective])
+def _calibrated(known: Sequence[Calibration], collective: str, device: str, ranks: int | None) -> Calibration:
+    """Returns the calibration that has the collective. CannotTell if there is none."""
+    having = [one for one in known if collective in one.rates]
+    if not having:
+        raise CannotTell(
+            f"No recording shows how long {collective} takes with other thread blocks; "
+            "+experiment=nccl_calibration measures it."
+        )
+    return chosen(having, device, ranks)

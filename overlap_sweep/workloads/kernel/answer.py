@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from overlap_sweep.config import PointConfig
-from overlap_sweep.overlap.models import BASELINES, COMM_ONLY, GEMM_ONLY, SEQUENTIAL, KernelShape
+from overlap_sweep.overlap.models import BASELINES, COMM_ONLY, GEMM_ONLY, KERNELS, SEQUENTIAL, KernelShape
 from overlap_sweep.report.numbers import as_percent, as_sentence, as_us
 from overlap_sweep.results import verdict
 from overlap_sweep.results.estimate import Estimate, hidden_fraction, normalised, pooled_none
@@ -70,6 +70,14 @@ class ImplementationRow:
     wrong: bool
     """Whether it computed wrong numbers in another repetition."""
     chosen: bool = False
+    collective: str = ""
+    """Collective alone; empty, and what follows NaN, of other kernels."""
+    size_mb: float = math.nan
+    beside_us: float = math.nan
+    """Time of the collective while GEMMs run; `time_us` is that alone."""
+    comm_slowdown: float = math.nan
+    """What it takes longer beside GEMMs, as a share of its time alone; median over the rounds."""
+    gemm_slowdown: float = math.nan
 
     @property
     def time_us(self) -> float:
@@ -181,7 +189,7 @@ def analyse_kernels(points: Iterable[Point]) -> list[KernelAnalysis]:
     through `sequential`, which each measured in turns with its implementations, so that drift between them cancels."""
     shapes = group_points(points, "kernel", _case_and_m)
     analyses: dict[KernelCase, list[ShapeAnalysis]] = defaultdict(list)
-    for case, m in sorted(shapes):
+    for case, m in sorted(one for one in shapes if one[0].kernel in KERNELS):
         analyses[case].append(_analyse_shape(case, m, shapes[case, m]))
     return [KernelAnalysis(case, own) for case, own in analyses.items()]
 

@@ -6,9 +6,9 @@ from typing import Annotated, ClassVar
 import msgspec
 from msgspec import Meta
 
-from overlap_sweep.config import OF_OPERATORS, TORCHS, ResolvedModel, ResolvedPoint, TensorParallelConfig
+from overlap_sweep.config import MOST_SMS, OF_OPERATORS, TORCHS, ResolvedModel, ResolvedPoint, TensorParallelConfig
 from overlap_sweep.declared import Count, Name, one_of, resolved
-from overlap_sweep.overlap.models import KERNELS, PRECISION_OF_DTYPE
+from overlap_sweep.overlap.models import COLLECTIVES, KERNELS, PRECISION_OF_DTYPE
 from overlap_sweep.overlap.space import OPERATORS
 from overlap_sweep.results.measured import Knobs, Scalar
 
@@ -50,16 +50,23 @@ class Config(TensorParallelConfig):
     workload: WorkloadOptions = field(default_factory=WorkloadOptions)
     operator: Annotated[str, one_of(*OPERATORS)] = "fc1"
     """Operator of the model that the kernel takes its sizes from, unless `n` and `k` are given."""
-    kernel: Annotated[str, one_of(*KERNELS)] | None = None
+    kernel: Annotated[str, one_of(*KERNELS, *COLLECTIVES)] | None = None
     """Kernel of `workload=kernel`: a GEMM after an all-gather, or before a reduce-scatter or an all-reduce. null: that
     of `operator`'s forward pass. Its dgrad is `ag_gemm` for row-parallel operators, and `gemm_rs` or `gemm_ar` for
-    column-parallel ones."""
+    column-parallel ones. A collective alone: what it and a GEMM that is independent of it cost each other."""
     m: Annotated[int, Meta(ge=1, le=2**24)] | None = None
-    """Rows of the whole input and output: tokens. null: 8192, on a CPU 128."""
+    """Rows of the whole input and output: tokens. null: 8192, on a CPU 128. Of the GEMM beside a collective `m`, `n`
+    and `k` are each rank's own."""
     n: Annotated[int, Meta(ge=1, le=2**22)] | None = None
-    """Columns of the whole output. null: from `model` and `operator`."""
+    """Columns of the whole output. null: from `model` and `operator`; beside a collective `m`."""
     k: Annotated[int, Meta(ge=1, le=2**22)] | None = None
-    """Columns of the whole input, the dimension that the GEMM sums over. null: from `model` and `operator`."""
+    """Columns of the whole input, the dimension that the GEMM sums over. null: from `model` and `operator`; beside a
+    collective `m`."""
+    size_mb: Annotated[float, Meta(ge=0.001, le=2**17)] | None = None
+    """Buffer of a collective alone, in MiB, as nccl-tests count it: of all ranks together. null: 64, on a CPU 1."""
+    num_sm: Annotated[int, Meta(ge=1, le=MOST_SMS)] | None = None
+    """Thread blocks of a collective alone: NCCL's `max_ctas` and `min_ctas`, on a CPU chunks of gloo. null: 1, 2, 4, 8,
+    16 and 32 in turns, on a CPU 1 and 2."""
     dtype: Annotated[str, one_of(*PRECISION_OF_DTYPE, also={**TORCHS, "fp8": "float8_e4m3fn"})] | None = None
     """Data type of the GEMM. null: `precision`. float8_e4m3fn: FP8 with one scale per tensor and bfloat16 output."""
     iters: Annotated[int, Meta(ge=3, le=1000)] | None = None
@@ -95,7 +102,7 @@ class Resolved(Asked):
     workload: ResolvedOptions = field()
     precision: str = field()
     tp_size: Count = field()
-    kernel: Annotated[str, one_of(*KERNELS)] = field()
+    kernel: Annotated[str, one_of(*KERNELS, *COLLECTIVES)] = field()
     m: Count = field()
     n: Count = field()
     k: Count = field()

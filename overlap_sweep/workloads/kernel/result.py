@@ -7,7 +7,15 @@ import msgspec
 
 from overlap_sweep.config import PointConfig
 from overlap_sweep.declared import Name
-from overlap_sweep.overlap.models import BASELINES, CUSTOM, PRECISION_OF_DTYPE, SEQUENTIAL, KernelShape
+from overlap_sweep.overlap.models import (
+    BASELINES,
+    COLLECTIVES,
+    CUSTOM,
+    GEMM_ONLY,
+    PRECISION_OF_DTYPE,
+    SEQUENTIAL,
+    KernelShape,
+)
 from overlap_sweep.results.measured import Measured, Scalar, Timing, check_pairs
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.results.verdict import gain_of_point
@@ -28,6 +36,10 @@ class ImplementationTimes(msgspec.Struct, kw_only=True):
     """Whether the GEMM neither reads the gathered tensor nor produces the scattered one, as in a bulk overlap. That
     does not compute the kernel, but shows what independent GEMMs and collectives of a model can gain."""
     launch_bound: bool = False
+    beside: Timing | None = None
+    """Of a collective alone: its times while GEMMs run."""
+    gemm_beside: Timing | None = None
+    """Of a collective alone: the times of a GEMM while it runs."""
 
     def __post_init__(self) -> None:
         msgspec.convert(self.setting, KernelSetting)
@@ -42,13 +54,20 @@ class KernelTimes(Measured, kw_only=True, tag="kernel"):
     """Reasons for implementations that were not timed, by name: refused, or wrong numbers."""
 
     def __post_init__(self) -> None:
-        if not self.implementations.keys() > set(BASELINES) or self.left_out.keys() & set(BASELINES):
+        own = self.implementations.keys() - set(BASELINES)
+        needed = {GEMM_ONLY} if any(self.implementations[name].beside for name in own) else set(BASELINES)
+        if not self.implementations.keys() > needed or self.left_out.keys() & set(BASELINES):
             raise ValueError("an implementation and all baselines are needed")
-        if any(self.implementations[name].independent for name in BASELINES):
+        if any(self.implementations[name].independent for name in needed):
             raise ValueError("a baseline cannot be independent")
-        check_pairs(one.time for one in self.implementations.values())
+        of_all = ((one.time, one.beside, one.gemm_beside) for one in self.implementations.values())
+        check_pairs(time for times in of_all for time in times if time)
 
     def check(self, result: Result) -> None:
+        alone = result.point_as(Resolved).kernel in COLLECTIVES
+        for name, one in self.implementations.items():
+            if (one.beside is not None, one.gemm_beside is not None) != (alone and name != GEMM_ONLY,) * 2:
+                raise ValueError(f"{name} has {'no times' if alone else 'times'} beside a GEMM")
         if result.point.precision not in PRECISION_OF_DTYPE.values():
             raise ValueError(f"{result.point.precision} is none of {', '.join(PRECISION_OF_DTYPE.values())}")
         if reason := KernelShape.of(result.point_as(Resolved)).refusal():
@@ -59,7 +78,8 @@ class KernelTimes(Measured, kw_only=True, tag="kernel"):
         """Returns the composed config with m as its tokens, and no model if sizes were given."""
         assert isinstance(config, Config)
         known = {**replace(config, workload=replace(config.workload, tokens=config.m))}
-        return known if config.n is None else {**known, "model": {"name": CUSTOM}, "operator": None}
+        by_model = config.n is None and config.kernel not in COLLECTIVES
+        return known if by_model else {**known, "model": {"name": CUSTOM}, "operator": None}
 
     def compared(self, result: Result) -> str | None:
         """Returns the gain of the fastest implementation."""

@@ -18,9 +18,10 @@ from overlap_sweep.measure import Ranks, stream
 from overlap_sweep.measure.profile import capture_each
 from overlap_sweep.measure.timing import L2_BYTES, MOST_INPUTS, Variant, meet, summarise, time_variants
 from overlap_sweep.overlap import space
-from overlap_sweep.overlap.models import BASELINES, SEQUENTIAL, KernelShape
+from overlap_sweep.overlap.models import BASELINES, COLLECTIVES, SEQUENTIAL, KernelShape
 from overlap_sweep.overlap.space import Setting
 from overlap_sweep.workloads import MeasuredFields
+from overlap_sweep.workloads.kernel import beside
 from overlap_sweep.workloads.kernel.config import Resolved
 from overlap_sweep.workloads.kernel.result import ImplementationTimes, KernelTimes
 
@@ -40,6 +41,8 @@ class Check(NamedTuple):
 
 def run(point: Resolved, directory: Path, ranks: Ranks) -> MeasuredFields:
     """Returns the measured fields of the point's `Result`. Collective."""
+    if point.kernel in COLLECTIVES:
+        return beside.measure(point, directory, ranks)
     module = backends.load_kernels(point.backend)
     try:
         measured = _measure(point, directory, ranks)

@@ -7,13 +7,13 @@ from functools import partial
 from operator import attrgetter
 from pathlib import Path
 
-from overlap_sweep.overlap.models import COMM_ONLY, GEMM_ONLY, KERNELS, SEQUENTIAL
+from overlap_sweep.overlap.models import COLLECTIVES, COMM_ONLY, GEMM_ONLY, KERNELS, SEQUENTIAL
 from overlap_sweep.report import causes, charts
 from overlap_sweep.report.charts import looks_of
 from overlap_sweep.report.comparison import Comparing
 from overlap_sweep.report.diagnosis import NODES
 from overlap_sweep.report.numbers import as_percent, as_rate, some_of
-from overlap_sweep.report.section import Answer, Card, Exhibit, Section, Sources
+from overlap_sweep.report.section import Answer, Card, Exhibit, File, Section, Sources
 from overlap_sweep.report.table import (
     BACKEND,
     DEVICE,
@@ -46,6 +46,16 @@ from overlap_sweep.workloads.kernel.answer import (
     name_in_tables,
     subjects,
 )
+from overlap_sweep.workloads.kernel.collectives import (
+    BESIDE,
+    SIZE_MB,
+    CollectivesAnalysis,
+    analyse_collectives,
+    collective_rows,
+    collectives_answer,
+)
+from overlap_sweep.workloads.kernel.collectives import LEGEND as LEGEND_ALONE
+from overlap_sweep.workloads.kernel.collectives import TABLE as TABLE_ALONE
 from overlap_sweep.workloads.kernel.config import Resolved
 from overlap_sweep.workloads.kernel.result import KernelTimes
 
@@ -130,7 +140,7 @@ TABLE = points_table(
         replace(BACKEND, queried=True),
         measured_column(IMPLEMENTATION),
     ),
-    (*TIMES, *FLAGS),
+    (SIZE_MB, *TIMES, *BESIDE, *FLAGS),
 )
 IMPLEMENTATIONS = Table(
     "kernels",
@@ -169,14 +179,17 @@ def section(sources: Sources) -> Section | None:
     analyses = analyse_kernels(points)
     shapes = [shape for analysis in analyses for shape in analysis.shapes]
     number_of_case = {analysis.case: number for number, analysis in enumerate(analyses)}
-    rows = list(_point_rows(points, shapes, sources.reading.root))
+    root, alone = sources.reading.root, analyse_collectives(points)
+    rows = list(_point_rows(points, shapes, root))
+    kept, offers = _calibrations(alone, root)
+    answers = [*map(_answer, analyses), *map(collectives_answer, alone, offers)]
     return Section(
         name="kernels",
         what="kernels",
         title="Kernels",
         topic="overlapped kernels",
-        explained=LEGEND,
-        answers=[_answer(analysis) for analysis in analyses],
+        explained=f"{LEGEND} Collectives {LEGEND_ALONE}" if alone else LEGEND,
+        answers=answers,
         points=Listing(
             TABLE,
             rows,
@@ -195,6 +208,10 @@ def section(sources: Sources) -> Section | None:
                 }
                 for analysis in analyses
             ],
+            "collectives": [
+                {**one.case._asdict(), **recorded(one.points), "collectives": TABLE_ALONE.records(one.rows)}
+                for one in alone
+            ],
             "kernel_points": TABLE.records(rows),
         },
         decided=Listing(
@@ -203,12 +220,24 @@ def section(sources: Sources) -> Section | None:
             "Kernels: the implementation to use. Times in us; speedup over sequential.",
             chosen=lambda shape: shape.chosen is not None and shape.chosen.name != SEQUENTIAL,
             link=lambda shape: number_of_case[shape.case],
-        ),
+        )
+        if shapes
+        else None,
+        files=kept,
         # Of single cases, on a terminal; more would not be read.
         most_tables=3,
         most_charts=MOST_CHARTS,
         subjects=list(dict.fromkeys(analysis.case.kernel for analysis in analyses if not subjects(analysis.points))),
     )
+
+
+def _calibrations(alone: Sequence[CollectivesAnalysis], root: Path) -> tuple[list[File], list[list[str]]]:
+    """Returns the files of what `predict` needs to know, and of each case the sentences on how to keep its own."""
+    # It needs numpy, which help has no use for.
+    from overlap_sweep.workloads.kernel.calibration import calibration_file, how_to_keep
+
+    files = [calibration_file(analysis, root) for analysis in alone]
+    return [file for file in files if file], [[how_to_keep(file)] if file else [] for file in files]
 
 
 def _point_rows(
@@ -220,8 +249,8 @@ def _point_rows(
         if point.status != "ok":
             yield PointRow(point, root, None)
             continue
-        chosen = chosen_rows[point.directory]
-        for row in kernel_rows([point]):
+        chosen = chosen_rows.get(point.directory)
+        for row in (collective_rows if point.config_as(Resolved).kernel in COLLECTIVES else kernel_rows)([point]):
             measured = replace(row, chosen=chosen is not None and chosen.label == row.label)
             yield PointRow(point, root, measured, variant=row.name)
 
@@ -345,8 +374,11 @@ def _measured(points: Sequence[Point], records: Records) -> Comparable:
 
 
 def _samples(result: Result) -> dict[str, Sample]:
-    """Returns the sample of each implementation that is not launch-bound, and of `sequential`."""
+    """Returns the sample of each implementation that is not launch-bound, and of `sequential`; none of a collective
+    alone."""
     point, implementations = result.point_as(Resolved), result.measured_as(KernelTimes).implementations
+    if SEQUENTIAL not in implementations:
+        return {}
     sequential_us = implementations[SEQUENTIAL].time.median_us
     return {
         name_in_tables(name, point): Sample((one.time,), sequential_us, "fwd", point.workload.tokens)
@@ -355,4 +387,6 @@ def _samples(result: Result) -> dict[str, Sample]:
     }
 
 
-COMPARING = Comparing(_measured, _samples, matched=("operator", "kernel", "m", "n", "k", "implementations"))
+COMPARING = Comparing(
+    _measured, _samples, matched=("operator", "kernel", "m", "n", "k", "size_mb", "num_sm", "implementations")
+)
