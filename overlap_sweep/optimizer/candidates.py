@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -124,10 +125,11 @@ def candidates(recorded: Recorded, chosen: Mapping[str, Lever]) -> tuple[list[Ca
         expected = _expected(lever, known, purpose.shares if purpose else shares, is_bound)
         found.append(Candidate(name, value, _ALLOWED[lever.results], expected, purpose.title if purpose else ""))
 
-    def order(one: Candidate) -> tuple[bool, float, bool]:
-        # Of levers that mend the same cause, the one that the evidence speaks for.
-        is_advised = one.lever.rpartition(".")[2] in recorded.advice
-        return one.expected is None, -one.gain, not is_advised
+    def order(one: Candidate) -> tuple[bool, float, bool, bool]:
+        # Of levers that mend the same cause, the one that the evidence speaks for, and of its values that.
+        argument = one.lever.rpartition(".")[2]
+        given = rf"\b{argument}={re.escape(programs.text(one.value))}\b"
+        return one.expected is None, -one.gain, argument not in recorded.advice, not re.search(given, recorded.advice)
 
     return sorted(found, key=order), LeftOut(not_here, dict(_named(useless, possible)))
 

@@ -74,7 +74,7 @@ def test_of_levers_for_one_cause_the_advised_comes_first() -> None:
     loading = Training(libraries={"ddp", "loader"})
     advice = "Load ahead: DataLoader(num_workers=4, persistent_workers=True)"
     tried, _ = found("ddp", "loader", training=loading, shares={"host_bound": 0.8}, advice=advice)
-    assert [*tried][:4] == [f"loader.num_workers={number}" for number in (1, 2, 4, 8)]
+    assert [*tried][:4] == [f"loader.num_workers={number}" for number in (4, 1, 2, 8)]
 
 
 def test_recordings_that_disagree_widen_the_interval() -> None:
