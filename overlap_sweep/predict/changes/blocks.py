@@ -31,7 +31,8 @@ class Kernel:
 
 def with_blocks(graph: StepGraph, most: float = inf, least: float = 0, known: Sequence[Calibration] = ()) -> None:
     """NCCL's kernels have at most, or at least, so many thread blocks. Those of small buffers have few in any case, and
-    don't get more. `known`: calibrations instead of this package's."""
+    don't get more. `known`: calibrations instead of the user's and this
+    package's."""
     kernels = kernels_of(graph)
     if not kernels:
         raise CannotTell("No kernel of NCCL whose thread blocks are known was recorded.")
