@@ -39,7 +39,8 @@ def with_blocks(
     known: Sequence[Calibration] = (),
 ) -> None:
     """NCCL's kernels have at most, or at least, so many thread blocks: by collective, None if it stays as it is. Those
-    of small buffers have few in any case, and don't get more. `known`: calibrations instead of this package's."""
+    of small buffers have few in any case, and don't get more. `known`: calibrations instead of the user's and this
+    package's."""
     kernels = kernels_of(graph)
     if not kernels:
         raise CannotTell("No kernel of NCCL whose thread blocks are known was recorded.")

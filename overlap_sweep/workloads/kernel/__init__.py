@@ -32,7 +32,7 @@ def complete(config: Config) -> dict[str, object]:
     alone = config.kernel in COLLECTIVES
     for name in ("size_mb", "num_sm"):
         if getattr(config, name) is not None and not alone:
-            raise UserError(f"{name} requires kernel={'|'.join(COLLECTIVES)}; leave it out of other kernels.")
+            raise UserError(f"{name} is of collectives alone: kernel={', '.join(COLLECTIVES)}; leave it out.")
     if config.num_sm and config.implementations:
         raise UserError("num_sm and implementations both name thread blocks; give only one.")
     backend = "torch" if alone and config.backend == "auto" else backends.chosen(config)

@@ -160,7 +160,7 @@ def by_collective(rows: Iterable[ImplementationRow]) -> dict[str, list[Implement
     found: dict[str, list[ImplementationRow]] = defaultdict(list)
     for row in rows:
         found[row.collective].append(row)
-    return dict(sorted(found.items()))
+    return found
 
 
 def largest_of(rows: Sequence[ImplementationRow]) -> list[ImplementationRow]:

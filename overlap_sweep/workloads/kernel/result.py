@@ -64,8 +64,13 @@ class KernelTimes(Measured, kw_only=True, tag="kernel"):
         check_pairs(time for times in of_all for time in times if time)
 
     def check(self, result: Result) -> None:
-        alone = result.point_as(Resolved).kernel in COLLECTIVES
+        point = result.point_as(Resolved)
+        alone = point.kernel in COLLECTIVES
+        if alone != (point.size_mb is not None):
+            raise ValueError(f"{point.kernel} has size_mb={point.size_mb}")
         for name, one in self.implementations.items():
+            if alone and name != GEMM_ONLY and one.setting.get("num_sm") is None:
+                raise ValueError(f"{name} has no num_sm")
             if (one.beside is not None, one.gemm_beside is not None) != (alone and name != GEMM_ONLY,) * 2:
                 raise ValueError(f"{name} has {'no times' if alone else 'times'} beside a GEMM")
         if result.point.precision not in PRECISION_OF_DTYPE.values():

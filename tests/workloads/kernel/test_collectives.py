@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def test_the_gemm_beside_is_square_and_of_no_model() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"kernel": "ag_gemm", "n": 48, "k": 32}, "size_mb requires kernel="),
+        ({"kernel": "ag_gemm", "n": 48, "k": 32}, "size_mb is of collectives alone: kernel=all_gather,"),
         ({"num_sm": 4, "implementations": ["bulk_sm4"]}, "num_sm and implementations both name thread blocks"),
         ({"implementations": ["ring"]}, "backend=torch has no ring for all_reduce"),
     ],
@@ -173,6 +174,28 @@ def test_a_cpu_is_no_calibration(tmp_path: Path) -> None:
     assert section.frame["gemm_slowdown"].notna().all()
 
 
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("point", "size_mb"), None),
+        (("measured", "implementations", "bulk_sm4", "setting", "num_sm"), None),
+        (("measured", "implementations", "bulk_sm4", "gemm_beside"), None),
+    ],
+)
+def test_a_damaged_result_is_named(tmp_path: Path, path: tuple[str, ...], value: None) -> None:
+    sweep(tmp_path)
+    file = sorted(tmp_path.glob("*/result.json"))[0]
+    content = json.loads(file.read_text())
+    *parents, last = path
+    reduce(dict.__getitem__, parents, content)[last] = value
+    file.write_text(json.dumps(content))
+
+    analysis = analyse(tmp_path, AnalysisConfig())
+
+    assert [file.parent.name in problem for problem in analysis.problems] == [True]
+    assert analysis.answers[0].sentences[0].startswith("all_gather of 64 MiB")
+
+
 def test_a_broken_calibration_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OVERLAP_SWEEP_CALIBRATIONS", str(tmp_path))
     (tmp_path / "mine.yaml").write_text("- device: 3\n")
@@ -183,7 +206,7 @@ def test_a_broken_calibration_is_named(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.gpu(count=2)
 def test_nccls_kernels_have_the_thread_blocks_that_are_asked_for(tmp_path: Path) -> None:
-    sizes: dict[str, Any] = {"size_mb": 16.0, "workload": {"tokens": 1024}, "runtime": {"device": "cuda"}}
+    sizes: dict[str, Any] = {"size_mb": 4.0, "workload": {"tokens": 1024}, "runtime": {"device": "cuda"}}
     point = completed(**sizes, precision="bf16", num_sm=4, profile="all")
 
     found = run_ranks(2, _measured, tmp_path, [point], device="cuda", environment={"CUDA_DEVICE_MAX_CONNECTIONS": "32"})
