@@ -23,6 +23,7 @@ import msgspec
 
 from overlap_sweep import workloads
 from overlap_sweep.config import Search
+from overlap_sweep.gpus import elsewhere
 from overlap_sweep.hydra_adapter.overrides import override_value
 from overlap_sweep.levers import OPTION, named
 from overlap_sweep.levers.status import inspected
@@ -30,7 +31,7 @@ from overlap_sweep.levers.training import Training
 from overlap_sweep.optimizer import tuned_file
 from overlap_sweep.optimizer.candidates import Allowed, Candidate, Recorded, allowed, candidates
 from overlap_sweep.optimizer.checks import objection, point_of
-from overlap_sweep.optimizer.first_runs import FIRST_RUNS, base, first_runs
+from overlap_sweep.optimizer.first_runs import FIRST_RUNS, base, check_folder, first_runs
 from overlap_sweep.optimizer.record import OptimizeRecord
 from overlap_sweep.report.numbers import as_percent, as_us, some_of
 from overlap_sweep.results.records import KnobRecord
@@ -63,6 +64,7 @@ def optimize(inputs: SearchInputs) -> None:
     chosen = named(wanted.levers or ())
     with shown_waiting("composing what is run"):
         space = base(inputs)
+    check_folder(Path(str(inputs.config.hydra.sweep.dir)), space.point())  # type: ignore[arg-type]
     measurements = Measurements.begin(inputs)
     announce([space.point()], outcomes)
     space, first = first_runs(inputs, space, measurements)
@@ -161,7 +163,10 @@ def _recorded(directory: Path, first: Sequence[Result]) -> Recorded:
     groups = facts[0].groups.values() if facts else ()
     tp_size = max((group.size or 1 for group in groups if group.about == tuned_file.GROUP), default=1)
     seen = inspected(directory / one.name for one in first)
-    return Recorded(training, shares, " ".join(one.advice for one in causes), predict, environment, tp_size, seen)
+    advice = " ".join(one.advice for one in causes)
+    # Those of other machines are unknown here.
+    cores = None if elsewhere() else max(1, len(os.sched_getaffinity(0)) // point.ranks_per_node)
+    return Recorded(training, shares, advice, predict, environment, tp_size, cores, seen)
 
 
 def _add_files(
