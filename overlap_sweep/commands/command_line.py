@@ -102,6 +102,8 @@ def usage_error(error: Any, program: str) -> str:
         return f"Unknown option {error.option_name}. Did you mean {near[0]}?"
     where = error.ctx.command_path if error.ctx else program
     message = error.format_message().removeprefix("Invalid value: ")
+    # Of pydantic, which some versions of Typer check values with.
+    message = message.replace("Value error, ", "").replace("Input should be", "must be")
     return f"{message}{'' if message.endswith(('.', '?')) else '.'} See {where} --help."
 
 

@@ -183,9 +183,9 @@ def main(*, headlines: bool = True) -> None:
         end_unread()
     except SystemExit:
         # An error in the middle of a sweep.
-        if outcomes.all:
-            print(f"{outcomes.counts_line()}; resume with: {outcomes.resume_command()}", file=sys.stderr)
-        else:
+        if not outcomes.all:
             remove_leftovers()
+        elif outcomes.may_resume:
+            print(f"{outcomes.counts_line()}; resume with: {outcomes.resume_command()}", file=sys.stderr)
         raise
     sys.exit(outcomes.conclude())

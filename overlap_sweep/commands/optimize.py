@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer.main import get_command
 
 from overlap_sweep.commands import output as out
 from overlap_sweep.commands.command_line import USAGE_ERROR, usage_error
@@ -44,7 +46,7 @@ def optimize(
         ),
     ] = None,
     minutes: Annotated[float, typer.Option(help="Most minutes, the proof included.", min=0.1)] = 30.0,
-    runs: Annotated[int | None, typer.Option(help="Most runs of the command.", min=2)] = None,
+    runs: Annotated[int | None, typer.Option(help="Most runs of the command; default: no limit.", min=2)] = None,
     allow: Annotated[
         Allow, typer.Option(help="Also levers that sum in another order (rounding) or train differently (training).")
     ] = Allow.exact,
@@ -56,7 +58,7 @@ def optimize(
     output: Annotated[Path | None, typer.Option(help="Directory of the runs; default: multirun/<date>/<time>.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where the last one, or --output, ended.")] = False,
     format: Annotated[Format, typer.Option(help="json: the answer for programs.")] = Format.text,
-    fail_expressions: Annotated[list[str] | None, out.fail_if_option("gain < 0.05")] = None,
+    fail_expressions: Annotated[list[str] | None, out.fail_if_option("gain > 0.05", "the answer")] = None,
 ) -> None:
     """Find faster settings for your own training.
 
@@ -80,8 +82,11 @@ def optimize(
     from overlap_sweep.hydra_adapter.overrides import override_value
     from overlap_sweep.levers.launchers import started_processes
     from overlap_sweep.optimizer import as_template
+    from overlap_sweep.results.provenance import SWEEP_CONFIG
     from overlap_sweep.runtime.outcome import outcomes
 
+    if resume and output and not (output / SWEEP_CONFIG).exists():
+        raise UserError(f"{output} has nothing to resume; leave out --resume to begin there, or give another --output.")
     outcomes.resumed_by = partial(resumed, sys.argv[1:])
     sys.argv[1:] = [
         "-m",
@@ -107,9 +112,11 @@ def optimize(
             launch(headlines=False)
         except SystemExit as ended:
             status = ended.code
-    if not outcomes.root or (not outcomes.answered and not (outcomes.root / "optimize.json").exists()):
+    # An error before the search has begun leaves the answer of earlier runs as it is.
+    has_begun, root = outcomes.searching, outcomes.root
+    if not root or not has_begun or (not outcomes.answered and not (root / "optimize.json").exists()):
         sys.exit(status or 1)  # type: ignore[arg-type]
-    answer = _printed(outcomes.root, format)
+    answer = _printed(root, format)
     if status == 130:
         sys.exit(130)
     if fail_expressions:
@@ -124,10 +131,24 @@ def _parted(words: list[str]) -> tuple[list[str], list[str]]:
     command = typed[typed.index("--") + 1 :]
     if not command:
         raise UsageError("The command is missing after --.")
-    overrides = words[: len(words) - len(command)]
-    if wrong := next((word for word in overrides if "=" not in word), None):
-        raise UsageError(f"{wrong} is no option KEY=VALUE; your command comes after --.")
-    return overrides, command
+    return words[: len(words) - len(command)], command
+
+
+def check_dashes(typed: Sequence[str], options: Mapping[str, bool]) -> None:
+    """Raises UsageError if a command begins without `--`. `options`: of each option, whether a value follows it."""
+    words = iter(enumerate(typed))
+    for at, word in words:
+        name, equals, _ = word.partition("=")
+        if word == "--" or (word.startswith("-") and name not in options):
+            return
+        if word.startswith("-"):
+            if options[name] and not equals:
+                next(words, None)
+        elif not equals and "--" in typed:
+            raise UsageError(f"{word} is no option KEY=VALUE; put -- before your command: {NAME} -- torchrun train.py")
+        elif not equals:
+            line = shlex.join([*NAME.split(), *typed[:at], "--", *typed[at:]])
+            raise UsageError(f"The command is given after --; put -- before {word}: {line}")
 
 
 def resumed(typed: Sequence[str], directory: Path) -> list[str]:
@@ -183,7 +204,9 @@ def main() -> None:
     """Runs the command on the process's arguments and exits."""
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.command(context_settings={"help_option_names": ["-h", "--help"]})(optimize)
+    options = {name: not getattr(one, "is_flag", False) for one in get_command(app).params for name in one.opts}
     try:
+        check_dashes(sys.argv[1:], options)
         sys.exit(app(prog_name=NAME, standalone_mode=False))
     except UserError as error:
         end(error)

@@ -69,9 +69,9 @@ FormatOption = Annotated[
 ]
 
 
-def fail_if_option(example: str) -> OptionInfo:
-    """Returns the option `--fail-if` with an example in its help."""
-    help = f"Exit with status 3 if any row matches, such as '{example}'. Repeatable."
+def fail_if_option(example: str, matches: str = "any row") -> OptionInfo:
+    """Returns the option `--fail-if` with an example in its help. `matches`: what is compared with it."""
+    help = f"Exit with status 3 if {matches} matches, such as '{example}'. Repeatable."
     return typer.Option("--fail-if", metavar="EXPRESSION", help=help)
 
 

@@ -65,6 +65,7 @@ class Lever(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     causes: list[str] = []
     of: list[str] = []
     gpu: bool = False
+    cores: bool = False
     needs: str = ""
     pattern: str = ""
     environment: str = ""

@@ -23,7 +23,7 @@ def optimize(
     runs: int | None = None,
     allow: Literal["exact", "rounding", "training"] = "exact",
     memory: float = 0.95,
-    levers: Sequence[str] = (),
+    levers: str | Sequence[str] = (),
     ranks: int | None = None,
     output_dir: Path | str | None = None,
     overrides: Sequence[str] = (),
@@ -38,7 +38,8 @@ def optimize(
     UserError for a wrong argument, and with the command's error if it cannot be measured.
     """
     words = shlex.split(command) if isinstance(command, str) else list(command)
-    options: dict[str, object] = {"runs": runs, "ranks": ranks, "levers": ",".join(levers)}
+    chosen = levers if isinstance(levers, str) else ",".join(levers)
+    options: dict[str, object] = {"runs": runs, "ranks": ranks, "levers": chosen}
     given = [word for name, value in options.items() if value for word in (f"--{name}", str(value))]
     given += ["--minutes", str(minutes), "--allow", allow, "--memory", str(memory)]
     with own_command.results_in(output_dir) as directory:
@@ -57,3 +58,8 @@ def as_template(command: Sequence[str]) -> str:
 
     text = shlex.join(command).replace("{", "{{").replace("}", "}}")
     return re.sub(rf"{{({{(?:{'|'.join(OWN)})}})}}", r"\1", text)
+
+
+def as_typed(template: str) -> str:
+    """Returns the command that `as_template` was given."""
+    return template.replace("{{", "{").replace("}}", "}")

@@ -14,6 +14,7 @@ import msgspec
 from overlap_sweep.levers import Lever, Value, change_of, programs
 from overlap_sweep.levers.training import Training
 from overlap_sweep.optimizer.groups import Purpose, is_of_groups, values_for
+from overlap_sweep.report.numbers import counted
 from overlap_sweep.results.records import Expected
 
 if TYPE_CHECKING:
@@ -78,6 +79,8 @@ class Recorded:
     purposes: Sequence[Purpose] = ()
     """Of the process groups of NCCL that the recording shows."""
     nccl_version: str = ""
+    cores: int | None = None
+    """Cores that each rank has; None if unknown."""
     inspected: Mapping[tuple[str, object], str] = field(default_factory=dict)
     """By lever and value why a value changes nothing in its processes; empty if it does (`levers.status.inspected`)."""
 
@@ -98,7 +101,11 @@ def candidates(recorded: Recorded, chosen: Mapping[str, Lever]) -> tuple[list[Ca
     possible = [
         (name, value) for name, lever in chosen.items() if name not in not_here for value in _values(lever, recorded)
     ]
-    useless = {one: reason for one in possible if (reason := recorded.inspected.get(one, ""))}
+    useless = {
+        (name, value): reason
+        for name, value in possible
+        if (reason := recorded.inspected.get((name, value), "") or _above_cores(chosen[name], value, recorded.cores))
+    }
     values = {one: _change(one[0], chosen[one[0]], one[1]) for one in possible if one not in useless}
     changes = [change for change in dict.fromkeys(change for change, _ in values.values()) if change]
     told = _pooled(recorded.predict(changes) if changes else ())
@@ -155,6 +162,13 @@ def _not_here(name: str, lever: Lever, recorded: Recorded, chosen: Mapping[str, 
     if not _is_called_for(lever, recorded) and not (is_known and _is_of_host(lever)):
         return f"it mends {', '.join(lever.causes)}, which the recording does not show"
     return ""
+
+
+def _above_cores(lever: Lever, value: Value, cores: int | None) -> str:
+    """Returns why a lever's value is more processes than a rank has cores for; empty if it is not."""
+    if cores is None or not lever.cores or int(value) <= cores:
+        return ""
+    return f"each rank has {counted(cores, 'core')}"
 
 
 def _is_called_for(lever: Lever, recorded: Recorded) -> bool:

@@ -5,12 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import ceil
+from pathlib import Path
 
 from overlap_sweep import workloads
 from overlap_sweep.errors import UsageError, UserError
+from overlap_sweep.hydra_adapter.overrides import override_value
+from overlap_sweep.optimizer import as_typed
 from overlap_sweep.recorder.recording import PROFILER_STEPS, started_ranks
-from overlap_sweep.report.numbers import as_us, some_of
-from overlap_sweep.results.run_directory import Result
+from overlap_sweep.report.numbers import as_us
+from overlap_sweep.results.run_directory import LOG_FILE, Result, find_points
+from overlap_sweep.runtime.kept import whole_result
+from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.runtime.point import limits
 from overlap_sweep.search.knob_space import KnobSpace
 from overlap_sweep.search.measured import Measurements, SearchInputs
@@ -47,6 +52,31 @@ def _space(inputs: SearchInputs, overrides: Sequence[str]) -> KnobSpace:
     return space
 
 
+def check_folder(directory: Path, point: Resolved) -> None:
+    """Raises UserError if the directory has measurements of something else, with which none of the point's compares."""
+    results = (whole_result(one) for one in find_points(directory))
+    earlier = next((one.point for one in results if one and one.status == "ok"), None)
+    if earlier is None:
+        return
+    if not isinstance(earlier, Resolved):
+        raise UserError(f"{directory} has points of workload={earlier.workload.name}; give another directory.")
+    if earlier.job.command != point.job.command:
+        typed = as_typed(earlier.job.command)
+        raise UserError(f"{directory} is of another command: {typed}; give that one, or another directory.")
+    now, before = _compared(point), _compared(earlier)
+    if other := next((name for name in now if now[name] != before[name]), None):
+        was = "the script before it was changed" if other == "files" else f"{other}={override_value(before[other])}"
+        raise UserError(f"{directory} is of {was}; give another directory.")
+
+
+def _compared(point: Resolved) -> dict[str, object]:
+    """Returns what must be equal for points of a command to be compared."""
+    job, names = point.job, ("directory", "optimizer_steps", "metric", "metric_is")
+    found: dict[str, object] = {f"job.{name}": getattr(job, name) for name in names}
+    files = {name: digest for name, digest in job.files.items() if name not in job.values.values()}
+    return found | {"runtime.device": point.runtime.device, "runtime.nodes": point.nodes, "files": files}
+
+
 def first_runs(inputs: SearchInputs, space: KnobSpace, measurements: Measurements) -> tuple[KnobSpace, list[Result]]:
     """Returns the command as it is, with the number of ranks that it starts and of steps that a run should time, and
     FIRST_RUNS runs with traces. UserError if one has no times or no traces.
@@ -62,16 +92,20 @@ def first_runs(inputs: SearchInputs, space: KnobSpace, measurements: Measurement
             raise UserError(f"{measurements.budget.why_spent} before the command had run {FIRST_RUNS} times; raise it.")
         return result
 
-    def changed(key: str, value: int) -> KnobSpace:
+    def changed(space: KnobSpace, key: str, value: int) -> KnobSpace:
         return _space(inputs, [*(one for one in space.overrides if not one.startswith(f"{key}=")), f"{key}={value}"])
 
-    first = measured(space)
+    def once(space: KnobSpace) -> Result:
+        # What has never worked would fail again.
+        return measured(changed(space, "runtime.retries", 0))
+
+    first = once(space)
     started = started_ranks(measurements.directory / first.name)
     if first.status != "ok" and started and started != space.point().world_size:
         print(f"optimize: the command starts {started} training processes", flush=True)
-        space = changed("job.ranks", started)
-        first = measured(space)
-    _check(first)
+        space = changed(space, "job.ranks", started)
+        first = once(space)
+    _check(first, measurements.directory)
     asked = first.point_as(Resolved).job.steps
     is_chosen = any(one.startswith("job.steps=") for one in space.overrides)
 
@@ -80,14 +114,14 @@ def first_runs(inputs: SearchInputs, space: KnobSpace, measurements: Measurement
             return space, measured(space, 1)
         step_us = as_us(first.measured_as(JobRun).mean_us)
         print(f"optimize: a step takes {step_us} us, so runs time {steps} instead of {asked} of them", flush=True)
-        more = changed("job.steps", steps)
+        more = changed(space, "job.steps", steps)
         return more, measured(more)
 
     steps = asked if is_chosen else worth_timing(first)
     again, result = second(steps)
     if (fewer := max(asked, possible(result))) < steps:
         again, result = second(fewer)
-    _check(result)
+    _check(result, measurements.directory)
     return again, [first, result]
 
 
@@ -110,9 +144,14 @@ def possible(run: Result) -> int:
     return job.steps if timed >= job.steps else timed - PROFILER_STEPS - job.profile_steps
 
 
-def _check(result: Result) -> None:
-    """Raises UserError if the run has no times or no traces."""
+def _check(result: Result, directory: Path) -> None:
+    """Raises UserError if the run has no times or no traces. `directory`: that of all runs."""
+    log = directory / result.name / LOG_FILE
     if result.status != "ok":
-        raise UserError(f"The command as it is cannot be measured: {result.reason}")
+        outcomes.may_resume = False
+        raise UserError(f"The command as it is cannot be measured: {result.reason.rstrip('.')}; its output: {log}")
     if not result.traces:
-        raise UserError(f"No trace was recorded ({some_of(result.warnings) or 'profile=none'}); see {result.name}.")
+        outcomes.may_resume = False
+        asked = result.point_as(Resolved).job.profile_steps
+        why = next(iter(result.warnings), f"see {log}") if asked else "leave out profile=none and job.profile_steps=0."
+        raise UserError(f"No trace was recorded: {why}")

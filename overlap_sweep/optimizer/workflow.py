@@ -23,13 +23,14 @@ import msgspec
 
 from overlap_sweep import workloads
 from overlap_sweep.config import Search
+from overlap_sweep.gpus import elsewhere
 from overlap_sweep.levers import OPTION, named
 from overlap_sweep.levers.status import inspected
 from overlap_sweep.levers.training import Training
 from overlap_sweep.optimizer import nccl_files, tuned_file
 from overlap_sweep.optimizer.candidates import Allowed, Candidate, Recorded, allowed, candidates
 from overlap_sweep.optimizer.checks import objection, point_of
-from overlap_sweep.optimizer.first_runs import FIRST_RUNS, base, first_runs
+from overlap_sweep.optimizer.first_runs import FIRST_RUNS, base, check_folder, first_runs
 from overlap_sweep.optimizer.groups import purposes_of
 from overlap_sweep.optimizer.knobs import knobs_of, prior_of
 from overlap_sweep.optimizer.record import OptimizeRecord
@@ -61,6 +62,7 @@ def optimize(inputs: SearchInputs, levers: Sequence[str] = (), least: Allowed = 
     chosen = named(wanted.levers or levers)
     with shown_waiting("composing what is run"):
         space = base(inputs)
+    check_folder(Path(str(inputs.config.hydra.sweep.dir)), space.point())  # type: ignore[arg-type]
     measurements = Measurements.begin(inputs)
     announce([space.point()], outcomes)
     space, first = first_runs(inputs, space, measurements)
@@ -166,6 +168,8 @@ def _recorded(directory: Path, first: Sequence[Result]) -> Recorded:
     groups = facts[0].groups.values() if facts else ()
     tp_size = max((group.size or 1 for group in groups if group.about == tuned_file.GROUP), default=1)
     findings = [finding for one in diagnose(recordings[0]) for finding in one.findings] if on_gpu else []
+    # Those of other machines are unknown here.
+    cores = None if elsewhere() else max(1, len(os.sched_getaffinity(0)) // point.ranks_per_node)
     return Recorded(
         training,
         shares,
@@ -175,6 +179,7 @@ def _recorded(directory: Path, first: Sequence[Result]) -> Recorded:
         tp_size=tp_size,
         purposes=purposes_of(facts, findings),
         nccl_version=facts[0].nccl_version if facts else "",
+        cores=cores,
         inspected=inspected(directory / one.name for one in first),
     )
 

@@ -67,6 +67,16 @@ class Wanted(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         # The first end of a step is where times can begin.
         return max(self.skip_steps, 1) + self.steps + profiled
 
+    def fitting(self, steps: int) -> str:
+        """Returns the options with which so many steps of a script are enough; empty if there are none."""
+        for profiled in dict.fromkeys((self.profile_steps, min(self.profile_steps, 1))):
+            room = steps - (PROFILER_STEPS + profiled if profiled else 0)
+            skipped = min(self.skip_steps, room - LEAST_STEPS)
+            if skipped > 0:
+                fewer = {"skip_steps": skipped, "steps": min(self.steps, room - skipped), "profile_steps": profiled}
+                return " ".join(f"job.{name}={one}" for name, one in fewer.items() if one != getattr(self, name))
+        return ""
+
     def as_environment(self) -> dict[str, str]:
         """Returns the variable for the environment of the user's command."""
         return {RECORD_VARIABLE: msgspec.json.encode(self).decode()}

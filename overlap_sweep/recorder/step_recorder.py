@@ -377,7 +377,9 @@ class StepRecorder:
             return f"{ended}, none of them timed: {changes}."
         asked = {"skip_steps": self._skipped, "steps": wanted.steps, "profile_steps": wanted.profile_steps}
         options = " ".join(f"job.{name}={number}" for name, number in asked.items())
-        return f"{ended}, but {options} takes {wanted.needed}: let it train longer, or lower them."
+        fewer = wanted.fitting(self._ends)
+        mend = f", or give {fewer}" if fewer else ""
+        return f"{ended}, but {options} takes {wanted.needed}: let it train longer{mend}."
 
     def _end_early(self, reason: str) -> None:
         self._problem(reason)

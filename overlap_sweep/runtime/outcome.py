@@ -86,6 +86,8 @@ class Outcomes:
     """The budget of a search, in words."""
     resumed_by: Callable[[Path], Sequence[str]] | None = None
     """Returns the words that go on in a directory, of a command that launches for its user; None: launch itself."""
+    may_resume: bool = True
+    """False where the same command would end with the same error."""
     wants_report: bool = False
     """Whether this is a sweep that ends with its report."""
     report: Path | None = None

@@ -41,6 +41,7 @@ def found(
     advice: str = "",
     inspected: Mapping[tuple[str, object], str] | None = None,
     purposes: Sequence[Purpose] = (),
+    cores: int | None = None,
 ) -> tuple[dict[str, Candidate], dict[str, str]]:
     def predict(changes: Sequence[str]) -> list[Prediction]:
         return [
@@ -51,8 +52,9 @@ def found(
         ]
 
     known = {"issued_late": 0.2} if shares is None else shares
+    seen = inspected or {}
     recorded = Recorded(
-        training, known, advice, predict, environment or {}, purposes=purposes, inspected=inspected or {}
+        training, known, advice, predict, environment or {}, purposes=purposes, cores=cores, inspected=seen
     )
     tried, left_out = candidates(recorded, named(names))
     return {one.name: one for one in tried}, left_out.not_here | left_out.useless
@@ -131,6 +133,13 @@ def test_what_was_seen_to_change_nothing_is_left_out_with_the_reason() -> None:
     # What the script has is another value, though nothing predicts what the default gains.
     assert {"ddp.bucket_cap_mb=4", "ddp.bucket_cap_mb=25", "ddp.static_graph=true"} <= {*tried}
     assert {"ddp.bucket_cap_mb", "ddp.bucket_cap_mb=1", "ddp.no_sync=true"}.isdisjoint(tried)
+
+
+def test_no_more_processes_load_data_than_a_rank_has_cores() -> None:
+    loading = Training(libraries={"loader"})
+    tried, left_out = found("loader.num_workers", training=loading, shares={"host_bound": 0.5}, cores=2)
+    assert [*tried] == ["loader.num_workers=1", "loader.num_workers=2"]
+    assert left_out == {f"loader.num_workers={number}": "each rank has 2 cores" for number in (4, 8)}
 
 
 def test_without_a_cause_what_spares_the_host_work_comes_last_unless_the_trace_rules_it_out() -> None:

@@ -1,12 +1,15 @@
 """How many steps the runs of the command as it is time."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from overlap_sweep.errors import UserError
 from overlap_sweep.optimizer.first_runs import MOST_STEPS, base, first_runs, worth_timing
-from overlap_sweep.results.run_directory import Result
+from overlap_sweep.results.run_directory import LOG_FILE, Result
+from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.search.measured import Measurements
 from overlap_sweep.workloads.job.result import JobRun
 from tests.make_point import made_result, resolved, timing_of
@@ -65,6 +68,34 @@ def test_runs_time_as_many_steps_as_the_command_has(
         # Begun again, it comes to the same without a run.
         first_runs(inputs, base(inputs), Measurements.begin(inputs))
         assert len(launcher.points) == len(asked)
+
+
+def test_a_command_that_fails_is_not_run_again_and_its_log_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outcomes, "may_resume", True)
+    fails = partial(made_result, "job", status="failed", error="the command ended with exit status 1: KeyError: 'a'")
+    with sweep_of(tmp_path, *COMMAND, answer=fails) as launcher:
+        inputs = launcher.inputs(*COMMAND)
+        with pytest.raises(UserError) as caught:
+            first_runs(inputs, base(inputs), Measurements.begin(inputs))
+        (tried,) = launcher.points
+    assert tried.runtime.retries == 0
+    (log,) = (path / LOG_FILE for path in tmp_path.glob("train.py*"))
+    assert str(caught.value).endswith(f": KeyError: 'a'; its output: {log}")
+    assert not outcomes.may_resume
+
+
+def test_a_recording_without_a_trace_says_the_reason_that_matters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outcomes, "may_resume", True)
+    short = partial(made_result, "job", traces=[], warnings=["Rank 0: it ended.", "A run wrote model.pt."])
+    with sweep_of(tmp_path, *COMMAND, answer=short) as launcher:
+        inputs = launcher.inputs(*COMMAND)
+        with pytest.raises(UserError, match=r"^No trace was recorded: Rank 0: it ended\.$"):
+            first_runs(inputs, base(inputs), Measurements.begin(inputs))
+        assert len(launcher.points) == 1
 
 
 def command_with(steps: int) -> Callable[..., Result]:

@@ -308,7 +308,7 @@ def test_a_script_that_raises_has_recorded_the_steps_before(tmp_path: Path) -> N
     assert len(found.host_us) == 6
     assert found.problems == [
         "The script ended after 8 steps, but job.skip_steps=2 job.steps=10 job.profile_steps=0 takes 12: let it train "
-        "longer, or lower them."
+        "longer, or give job.steps=6."
     ]
 
 

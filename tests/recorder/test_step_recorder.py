@@ -287,8 +287,25 @@ def test_a_script_that_ends_early_has_recorded_what_there_was(recorder: Recorded
     assert len(found.host_us) == 3
     assert found.problems == [
         "The script ended after 5 steps, but job.skip_steps=2 job.steps=4 job.profile_steps=0 takes 6: let it train "
-        "longer, or lower them."
+        "longer, or give job.steps=3."
     ]
+
+
+@pytest.mark.parametrize(
+    ("has", "options"),
+    [
+        (20, "job.steps=9"),
+        (14, "job.steps=3"),
+        (10, "job.skip_steps=1 job.steps=3"),
+        (8, "job.skip_steps=1 job.steps=3 job.profile_steps=1"),
+        (7, ""),
+    ],
+)
+def test_a_script_with_few_steps_has_options_that_fit(has: int, options: str) -> None:
+    wanted = Wanted(directory="")
+    assert wanted.fitting(has) == options
+    changed = {name.removeprefix("job."): int(value) for name, value in (one.split("=") for one in options.split())}
+    assert not options or Wanted(directory="", **changed).needed == has
 
 
 @pytest.mark.parametrize(

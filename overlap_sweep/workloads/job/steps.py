@@ -36,7 +36,7 @@ def fields_of(
     losses: Sequence[str],
     warnings: Sequence[str],
 ) -> dict[str, object]:
-    """Returns the measured fields of the point's Result, with further warnings after those that are given."""
+    """Returns the measured fields of the point's Result, the given warnings last."""
     job = point.job
     amounts = {name: command.amount(point, name) for name in AMOUNTS}
     unit, timed_by = "", "metric"
@@ -70,7 +70,7 @@ def fields_of(
         "objective_us": measured.mean_us / measured.amount,
         "launch_bound": is_launch_bound(measured),
         "traces": traces,
-        "warnings": [*warnings, *_warnings(point, recordings, len(times_us), traces), *trace_warnings],
+        "warnings": [*_warnings(point, recordings, len(times_us), traces), *trace_warnings, *warnings],
         "environment": recordings[0].environment if recordings else {},
     }
 
@@ -137,7 +137,7 @@ def _warnings(point: Resolved, recordings: Sequence[Recording], timed: int, trac
     for one in recordings:
         for problem in one.problems:
             problems[problem].append(one.rank)
-    return [*found, *(f"{_ranks(ranks).capitalize()}: {problem}" for problem, ranks in problems.items())]
+    return [*(f"{_ranks(ranks).capitalize()}: {problem}" for problem, ranks in problems.items()), *found]
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -59,7 +59,7 @@ def test_gpus_clocks_count_if_all_ranks_have_them(tmp_path: Path) -> None:
     one = [both[0], recording(1, 2, device="cuda", problems=["The GPU's times are lost."])]
     found = measured(tmp_path, shell(recorded(tmp_path / "made", *one)), ranks=2)
     assert (job(found).step.median_us, job(found).timed_by) == (101.5, "host")
-    device, problem = found["warnings"]
+    problem, device = found["warnings"]
     assert (device.startswith("runtime.device=cpu, but ranks 0, 1 "), problem) == (
         True,
         "Rank 1: The GPU's times are lost.",
