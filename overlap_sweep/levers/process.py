@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from overlap_sweep.errors import first_line
-from overlap_sweep.levers import Lever, Value, levers
+from overlap_sweep.levers import Lever, Value, environment, levers
 from overlap_sweep.levers.status import APPLIED, APPLIES, SKIPPED, THERE, USELESS, LeverStatus, add_status
 from overlap_sweep.startup.sitecustomize import VARIABLE
 
@@ -68,6 +68,7 @@ class Levers:
         self._values = {
             name: values[name] for name, lever in levers().items() if name in values and lever.is_in_process
         }
+        self._variables = {name: value for name, value in values.items() if levers()[name].environment}
         self._directory, self._override = directory, override
         self._said: dict[tuple[str, Value, str], LeverStatus] = {}
         self._process = os.getpid()
@@ -82,7 +83,9 @@ class Levers:
         return bool(self._undecided)
 
     def install(self) -> None:
-        """Has constructors wrapped as soon as their modules are imported, and methods by which scripts do the same."""
+        """Has constructors wrapped as soon as their modules are imported, and methods by which scripts do the same, and
+        sets variables again that the command may have changed on the way here."""
+        self._set_variables()
         made, watched = defaultdict(list), defaultdict(list)
         for name in self._values:
             lever = levers()[name]
@@ -94,6 +97,20 @@ class Levers:
             _when_imported(target, functools.partial(self._wrap, names))
         for target, names in watched.items():
             _when_imported(target, functools.partial(self._watch, names))
+
+    def _set_variables(self) -> None:
+        if self._override:
+            os.environ.update(environment(self._variables))
+
+    def _check_variables(self) -> None:
+        """Says of variables that the training has other values of that they are not applied."""
+        for name in self._variables:
+            variable = levers()[name].environment
+            wanted, now = environment(self._variables)[variable], os.environ.get(variable)
+            if now != wanted:
+                mend = "" if self._override else f"; {_OVERRIDE}"
+                does = "unsets it" if now is None else f"sets {variable}={now}"
+                self._say_of(name, self._variables[name], SKIPPED, f"the command {does} itself{mend}")
 
     def _wrap(self, names: Sequence[str], module: ModuleType, attribute: str) -> None:
         target = getattr(module, attribute, None)
@@ -205,6 +222,7 @@ class Levers:
         if step == self._step:
             return
         if not self._step:
+            self._check_variables()
             skipped = {name for name, _, status in self._said if status in (SKIPPED, USELESS)}
             self._later = {
                 name: _called(function, value)
@@ -258,6 +276,18 @@ class Inspection(Levers):
     def is_undecided(self) -> bool:
         """Returns that nothing is waited for."""
         return False
+
+    def _set_variables(self) -> None:
+        pass
+
+    def _check_variables(self) -> None:
+        """Says which values the variables have here, whoever has set them."""
+        for name, lever in levers().items():
+            now = os.environ.get(lever.environment) if lever.environment else None
+            for value in lever.values if lever.environment else ():
+                is_there = value == lever.default if now is None else lever.assigned(value) in now.split(",")
+                said = "" if now is None else f"{lever.environment}={now}"
+                self._say_of(name, value, THERE if is_there else APPLIES, said)
 
     def _changes(
         self, names: Sequence[str], called: str, defaults: Mapping[str, Any], given: Mapping[str, Any]

@@ -99,7 +99,10 @@ def candidates(recorded: Recorded, chosen: Mapping[str, Lever]) -> tuple[list[Ca
     are left out."""
     not_here = {name: reason for name, lever in chosen.items() if (reason := _not_here(name, lever, recorded, chosen))}
     possible = [
-        (name, value) for name, lever in chosen.items() if name not in not_here for value in _values(lever, recorded)
+        (name, value)
+        for name, lever in chosen.items()
+        if name not in not_here
+        for value in _values(name, lever, recorded)
     ]
     useless = {
         (name, value): reason
@@ -179,7 +182,7 @@ def _is_of_host(lever: Lever) -> bool:
     return OF_HOST in lever.causes
 
 
-def _values(lever: Lever, recorded: Recorded) -> Iterator[Value]:
+def _values(name: str, lever: Lever, recorded: Recorded) -> Iterator[Value]:
     """Yields the values that change something, of process groups for each purpose that suffers from what they mend."""
     if is_of_groups(lever):
         for purpose in recorded.purposes:
@@ -189,7 +192,8 @@ def _values(lever: Lever, recorded: Recorded) -> Iterator[Value]:
     now = recorded.environment.get(lever.environment) if lever.environment else None
     for value in lever.values:
         is_set = lever.assigned(value) == now if now else lever.environment and value == lever.default
-        if not is_set:
+        # The command's processes may have other variables than it was started with.
+        if not is_set or (name, value) in recorded.inspected:
             yield value
 
 

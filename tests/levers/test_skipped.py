@@ -269,3 +269,39 @@ def test_what_a_process_says_after_the_last_look_counts(tmp_path: Path) -> None:
 
     with pytest.raises(Refused, match="cannot be applied: the number of microbatches changes"):
         Watched(point, tmp_path, {}, "").check_levers()
+
+
+SETS_A_VARIABLE = """
+import os
+os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
+import torch
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(16):
+    model(torch.ones(4)).sum().backward()
+    print(step, os.environ["CUDA_DEVICE_MAX_CONNECTIONS"])
+    optimizer.step()
+"""
+
+
+def test_variables_that_the_command_sets_itself(tmp_path: Path) -> None:
+    asked: dict[str, Value] = {"cuda.max_connections": 8}
+
+    ran = run(tmp_path / "kept", SETS_A_VARIABLE, levers=asked, ranks=1)
+    assert (
+        "sets CUDA_DEVICE_MAX_CONNECTIONS=1 itself; add job.levers_override=true" in ran.skipped["cuda.max_connections"]
+    )
+    assert "15 1" in ran.output
+
+    ran = run(tmp_path / "replaced", SETS_A_VARIABLE, levers=asked, ranks=1, levers_override=True)
+    assert not ran.skipped
+    assert "15 8" in ran.output
+
+    late = SETS_A_VARIABLE.replace("model = ", "os.environ['CUDA_DEVICE_MAX_CONNECTIONS'] = '1'\nmodel = ")
+    ran = run(tmp_path / "late", late, levers=asked, ranks=1, levers_override=True)
+    assert ran.skipped["cuda.max_connections"] == "the command sets CUDA_DEVICE_MAX_CONNECTIONS=1 itself"
+
+    run(tmp_path / "inspected", SETS_A_VARIABLE, ranks=1, inspect=True)
+    seen = inspected([tmp_path / "inspected"])
+    values = (seen["cuda.max_connections", value] for value in levers()["cuda.max_connections"].values)
+    assert [*values] == ["is there already", "", ""]
