@@ -24,8 +24,11 @@ def knobs_of(tried: Sequence[Candidate], key_of: Callable[[str], str], *, restar
 
 def prior_of(knobs: Sequence[Knob], tried: Sequence[Candidate], key_of: Callable[[str], str]) -> Prior:
     index = {(knob.key, value): number for number, knob in enumerate(knobs) for value in knob.values[1:]}
-    named = ((key_of(one.lever), _text(one), one.expected) for one in tried)
-    return Prior({(index[key, value], value): expected for key, value, expected in named if expected is not None})
+    changes = {one.name: (index[key_of(one.lever), _text(one)], _text(one)) for one in tried}
+    expected = {changes[one.name]: one.expected for one in tried if one.expected}
+    # A bound may be what another candidate is predicted to gain, which is measured then.
+    others = ((one.name, one.expected.why) for one in tried if one.expected and not one.expected.is_predicted)
+    return Prior(expected, {changes[name]: changes[why] for name, why in others if why in changes and why != name})
 
 
 def _text(one: Candidate) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 
 from overlap_sweep.results.records import Expected
 
@@ -21,6 +22,8 @@ class Prior:
     """Expectations, and what measurements have said of them so far."""
 
     expected: Mapping[Change, Expected]
+    bounded_by: Mapping[Change, Change] = field(default_factory=dict)
+    """By change another one, which gains at least as much."""
     _measured: dict[Change, tuple[float, float]] = field(default_factory=dict)
 
     def learn(self, change: Change, gain: float, noise: float) -> None:
@@ -48,14 +51,21 @@ class Prior:
     def gain(self, change: Change) -> float:
         """Returns the expected gain, after what was learnt; 0 of a change without an expectation."""
         found = self.expected.get(change)
-        return 0.0 if found is None else found.gain * (self.scale if found.is_predicted else 1.0)
+        if found is None:
+            return 0.0
+        return min(found.gain * (self.scale if found.is_predicted else 1.0), max(0.0, self._bound(change)[0]))
 
     def most(self, change: Change) -> float:
         """Returns the largest gain that is thought possible; infinite of a change without an expectation."""
         found = self.expected.get(change)
         if found is None:
-            return float("inf")
-        return found.high + (self.above if found.is_predicted else 0.0)
+            return inf
+        return min(found.high + (self.above if found.is_predicted else 0.0), max(0.0, sum(self._bound(change))))
+
+    def _bound(self, change: Change) -> tuple[float, float]:
+        """Returns what the change that bounds it has gained, and the noise of that; infinite if that is unknown."""
+        other = self.bounded_by.get(change)
+        return self._measured.get(other, (inf, 0.0)) if other else (inf, 0.0)
 
     def _is_predicted(self, change: Change) -> bool:
         return self.expected[change].is_predicted

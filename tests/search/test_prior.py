@@ -131,3 +131,12 @@ def test_the_record_says_what_was_expected_what_was_left_out_and_what_failed() -
     assert gains[()] == (None, [])
     gain, points = gains[("b",)]
     assert (gain and gain.share, points) == (pytest.approx(0.1, abs=1e-3), ["point_1"])
+
+
+def test_a_bound_by_another_change_is_what_that_has_gained() -> None:
+    prior = Prior({A1: predicted(0.14), B1: Expected(0.05, 0.0, 0.27)}, bounded_by={B1: A1})
+    assert (prior.gain(B1), prior.most(B1)) == (0.05, 0.27)
+    prior.learn(A1, 0.02, 0.01)
+    assert (prior.gain(B1), prior.most(B1)) == (0.02, pytest.approx(0.03))
+    prior.learn(A1, -0.02, 0.01)
+    assert (prior.gain(B1), prior.most(B1)) == (0.0, 0.0)
