@@ -9,7 +9,7 @@ from math import ceil
 from overlap_sweep import workloads
 from overlap_sweep.errors import UsageError, UserError
 from overlap_sweep.recorder.recording import PROFILER_STEPS, started_ranks
-from overlap_sweep.report.numbers import as_us, some_of
+from overlap_sweep.report.numbers import as_us, counted, some_of
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.runtime.point import limits
 from overlap_sweep.search.knob_space import KnobSpace
@@ -41,7 +41,7 @@ def _space(inputs: SearchInputs, overrides: Sequence[str]) -> KnobSpace:
     """Returns the space without levers. UserError if its point makes no sense."""
     space = KnobSpace(inputs, overrides)
     point = space.point()
-    space.label = f"{workloads.of(point).subject(point)} on {point.world_size} ranks"
+    space.label = f"{workloads.of(point).subject(point)} on {counted(point.world_size, 'rank')}"
     if reason := workloads.of(point).refusal(point):
         raise UserError(f"{reason}.")
     return space

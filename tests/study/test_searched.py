@@ -45,7 +45,7 @@ def test_changes_of_the_answer_stand_beside_what_was_expected_of_them(tmp_path: 
     ]
     assert (drawn.rows[1].low, drawn.rows[1].high) == pytest.approx((0.047, 0.053), rel=1e-3)
     assert drawn.rows[1].cells == ["95,000", "+5.0% (4.7 to 5.3)", "+6.0% (4.0 to 8.0)"]
-    assert drawn.rows[2].cells[2] == "at most 3.0% (contention)"
+    assert drawn.rows[2].cells[2] == "+1.1%, at most 3.0% (contention)"
     assert drawn.subtitle == "each change alone, then together, as proven"
 
 
@@ -121,7 +121,7 @@ def test_where_nothing_is_better_there_are_trials_and_in_earlier_records_nothing
 
 def test_expectations_in_words() -> None:
     assert Expected(-0.02, -0.05, 0.01, is_predicted=True).in_words == "-2.0% (-5.0 to 1.0)"
-    assert Expected(0.01, 0.0, 0.03).in_words == "at most 3.0%"
+    assert Expected(0.01, 0.0, 0.03).in_words == "+1.0%, at most 3.0%"
     assert Gain(0.1, float("nan")).in_brief == "+10.0%"
 
 
