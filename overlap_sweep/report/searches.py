@@ -158,7 +158,8 @@ def _knob_search_lines(search: KnobSearch) -> Iterator[str]:
         if search.contributions:
             rows = [("knob", "baseline", "best", "gain alone", "gain in the best setting")]
             for one in search.contributions:
-                rows.append((one.key, one.baseline, one.value, _in_brief(one.alone), _in_brief(one.taken_away)))
+                gains = _in_brief(one.alone), _in_brief(one.taken_away)
+                rows.append((one.key.removeprefix(LEVERS), one.baseline, one.value, *gains))
             yield from (f"  {line}" for line in _aligned(rows, texts=3))
         combinations = f"of {search.grid} combinations of values"
         yield f"  {search.settings} settings measured, {combinations}, in {search.points} points"

@@ -155,8 +155,8 @@ def write_optimized(directory: Path) -> None:
             TriedKnobs(changed=changed, time_us=1e5 * (1 - share), noise_us=200.0, measurements=2, **more)
             for changed, share, points in (
                 (best, 0.066, names[3]),
-                ({bucket: "4"}, 0.051, names[1]),
-                ({channels: "8"}, 0.019, names[2]),
+                ({bucket: "4"}, 0.05, names[1]),
+                ({channels: "8"}, 0.02, names[2]),
                 ({}, 0.0, names[0]),
                 ({graph: "true"}, -0.001, ["job_16"]),
             )

@@ -98,6 +98,21 @@ def test_a_single_change_is_the_answer_itself_and_an_unproven_one_says_so(tmp_pa
     assert (table.listing.rows[0].setting, table.listing.rows[0].note) == ("ddp.bucket_cap_mb=4", "best, NOT PROVEN")
 
 
+def test_a_search_that_could_not_decide_is_no_advice_to_keep_the_reference(tmp_path: Path) -> None:
+    """Nor of what its single runs would say."""
+    parts(write(tmp_path), best={}, gain=Gain(0.0, 0.2), contributions=[], time_us=100_000.0, verdict="undecided")
+    ((section,),) = [analyse(tmp_path / "sweep", AnalysisConfig(), "").sections]
+    (answer,) = section.answers
+    assert answer.sentences[0].startswith("Undecided: the runs do not show whether anything is faster")
+    (compared,) = [answer.compared] if answer.compared else []
+    standings = {row.setting: row.standing for row in compared.rows}
+    assert standings["defaults"] == "reference"
+    assert not any("best" in standing for standing in standings.values())
+    # All tables have the times that the search compared.
+    times = {row.setting: row.time_us for row in compared.rows}
+    assert times["ddp.bucket_cap_mb=4"] == pytest.approx(95_000)
+
+
 def test_where_nothing_is_better_there_are_trials_and_in_earlier_records_nothing(tmp_path: Path) -> None:
     chart, table, _ = parts(write(tmp_path), best={}, gain=Gain(0.0, 0.004), contributions=[], time_us=100_000.0)
     assert chart.chart
