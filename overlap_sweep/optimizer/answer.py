@@ -133,7 +133,8 @@ def read_answer(directory: Path) -> Answer:
     rows = searched.rows_by_point(analysis, directory)
     best, reference = analysis.best, analysis.reference
     is_better = best is not reference and analysis.gain is not None and analysis.proven
-    verdict: Verdict = "proven" if is_better else (found.verdict or ("undecided" if found.stopped else "keep"))
+    is_open = bool(found.verdict or found.stopped) and found.verdict != "keep"
+    verdict: Verdict = "proven" if is_better else "undecided" if is_open else "keep"
     seemed = next((one.gain for one in found.tried if found.seemed and one.changed == found.seemed), None)
     gain = (analysis.gain if is_better else seemed) or NO_GAIN
     low, high = gain.interval
@@ -141,7 +142,9 @@ def read_answer(directory: Path) -> Answer:
     write = STUDY.to_write(analysis) if is_better else ""
     stopped = "interrupted" if found.stopped == STILL_RUNNING else found.stopped
     return Answer(
-        answer=_sentence(verdict, winner, gain) if verdict != "undecided" else _undecided(found, reference, gain),
+        answer=undecided(found, _runs_ms(reference), highest_load(reference.points), gain)
+        if verdict == "undecided"
+        else _sentence(winner, gain, is_better=is_better),
         verdict=verdict,
         seemed=_settings(found.seemed),
         settings=_settings(winner.options),
@@ -167,8 +170,12 @@ def read_answer(directory: Path) -> Answer:
     )
 
 
-def _sentence(verdict: Verdict, winner: JobRow, gain: Gain) -> str:
-    if verdict == "proven":
+def _runs_ms(row: JobRow) -> list[float]:
+    return [point.measured_as(JobRun).mean_us / 1000 for point in row.points]
+
+
+def _sentence(winner: JobRow, gain: Gain, *, is_better: bool) -> str:
+    if is_better:
         return f"Use {winner.setting}: {gain.in_words(AS_IT_IS)}, proven in runs that took turns."
     noise = as_percent(winner.step.noise_us / winner.time_us)
     return (
@@ -176,16 +183,15 @@ def _sentence(verdict: Verdict, winner: JobRow, gain: Gain) -> str:
     )
 
 
-def _undecided(found: KnobSearch, reference: JobRow, gain: Gain) -> str:
-    """Returns what is known so far, and how to go on."""
+def undecided(found: KnobSearch, runs_ms: Sequence[float], load: str, gain: Gain) -> str:
+    """Returns what is known so far, and how to go on. `runs_ms`: a step of the command as it is, in each run; `load`:
+    the machine's, empty if it was low; `gain`: of what seems fastest."""
     wanted = sum(len(values) - 1 for values in found.knobs.values())
     left = len(found.untried)
     parts = ["Undecided"]
     if left or not wanted:
         parts = [f"Not finished, {wanted - left} of {wanted} values tried" if wanted else "Not finished, nothing tried"]
-    runs_ms = [point.measured_as(JobRun).mean_us / 1000 for point in reference.points]
     took = f"{min(runs_ms):,.1f} to {max(runs_ms):,.1f} ms" if len(runs_ms) > 1 else f"{runs_ms[0]:,.1f} ms"
-    load = highest_load(reference.points)
     busy = f", with a load of the machine up to {load}, which other programs may share" if load else ""
     parts.append(f": a step of {AS_IT_IS} took {took} in {counted(len(runs_ms), 'run')}{busy}.")
     if found.seemed:

@@ -223,15 +223,15 @@ def _with_times_of_proof(study: Study[C, R], rows: Sequence[R], searches: Search
     found = list(rows)
     for directory, search in _settling(study, searches) if study.times_of_proof else ():
         base = _number_of(rows, directory, search.baseline_points)
-        if base is None or not search.baseline_us:
+        if base is None or not search.time_us or not search.baseline_us:
             continue
-        stated = [(one.points, one.gain) for one in search.tried] + [(search.best_points, search.gain)]
-        for number, gain in ((_number_of(rows, directory, names), gain) for names, gain in stated):
-            if number is not None and gain:
+        stated = [(one.points, search.baseline_us * one.gain.ratio) for one in search.tried if one.gain]
+        if stated or search.best:
+            stated += [(search.best_points, search.time_us), (search.baseline_points, search.baseline_us)]
+        for number, time_us in ((_number_of(rows, directory, names), time_us) for names, time_us in stated):
+            if number is not None:
                 # The search states times for the baseline's amount of work.
-                scale = rows[number].amount / rows[base].amount
-                found[number] = _timed(found[number], search.baseline_us * gain.ratio * scale)
-        found[base] = _timed(found[base], search.baseline_us)
+                found[number] = _timed(found[number], time_us * rows[number].amount / rows[base].amount)
     return found
 
 

@@ -274,15 +274,8 @@ def test_the_answer_says_why_no_file_was_tried() -> None:
     answer = Answer(
         **{"answer": "Keep the command as it is.", "settings": {}, "lines": [], "results": "equal", "stopped": ""},
         **{"gain": 0.0, "low": 0.0, "high": 0.0, "proven": False, "step_us": 1.0, "best_us": 1.0},
-        **{
-            "memory_gb": None,
-            "memory_before_gb": None,
-            "verdict": "keep",
-            "seemed": {},
-            "runs": 2,
-            "minutes": 1.0,
-            "cautions": [],
-        },
+        **{"memory_gb": None, "memory_before_gb": None, "runs": 2, "minutes": 1.0, "cautions": []},
+        **{"verdict": "keep", "seemed": {}},
         **{"trials": [], "not_allowed": [], "exposed": [], "left_out": {tuned_file.OPTION: "why; `this` makes it"}},
     )
     assert in_lines(answer, Path("report.html"))[-2] == "megatron.tp_comm_overlap=FILE: why; `this` makes it."
