@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -13,14 +13,19 @@ from overlap_sweep.levers import OPTION
 from overlap_sweep.optimizer import tuned_file
 from overlap_sweep.optimizer.candidates import Candidate
 from overlap_sweep.optimizer.record import OptimizeRecord
-from overlap_sweep.report.numbers import as_duration, as_percent, counted
+from overlap_sweep.report.numbers import as_duration, as_percent, counted, some_of
 from overlap_sweep.results.gain import NO_GAIN, Gain
 from overlap_sweep.results.measured import Scalar
 from overlap_sweep.results.points import read_points
-from overlap_sweep.results.records import Expected, KnobRecord
+from overlap_sweep.results.provenance import highest_load
+from overlap_sweep.results.records import Expected, KnobRecord, KnobSearch
+from overlap_sweep.runtime.outcome import in_short
+from overlap_sweep.search.knob_sweeper import STILL_RUNNING
+from overlap_sweep.search.undecided import Verdict
 from overlap_sweep.study import searched
 from overlap_sweep.study.section import judged
 from overlap_sweep.study.words import cautions
+from overlap_sweep.workloads.job.result import JobRun
 from overlap_sweep.workloads.job.rows import JobRow
 from overlap_sweep.workloads.job.study import STUDY
 
@@ -75,11 +80,16 @@ class Answer(msgspec.Struct, kw_only=True):
     """What optimizing a training has found."""
 
     answer: str
-    """In a sentence."""
+    """In a few sentences."""
+    verdict: Literal["proven", "keep", "undecided"]
+    """`keep`: nothing that was tried gains what is worth having, and the runs would have shown it; `undecided`: they
+    show neither."""
     settings: dict[str, Scalar]
     """Levers to set, by name; empty: keep the command as it is."""
+    seemed: dict[str, Scalar]
+    """Levers that are likeliest to gain, while that is undecided; empty if none was measured."""
     gain: float
-    """Share of the step's time that they save."""
+    """Share of the step's time that `settings` save; while that is undecided, that `seemed` may save."""
     low: float
     """Ends of the gain's 95 % confidence interval."""
     high: float
@@ -115,6 +125,7 @@ def read_answer(directory: Path) -> Answer:
         raise UserError(f"{directory} has no {OptimizeRecord.FILE}: the command was not measured as it is.")
     record, knobs = OptimizeRecord.read(path), KnobRecord.read(directory / KnobRecord.FILE)
     points = read_points(directory).points
+    results = [point.result for point in points if point.result]
     analyses = judged(STUDY, [point for point in points if point.status == "ok"], {directory: knobs})
     # The command as it is was measured, so there is one; a first run with another number of ranks failed.
     (analysis,) = analyses
@@ -122,13 +133,20 @@ def read_answer(directory: Path) -> Answer:
     rows = searched.rows_by_point(analysis, directory)
     best, reference = analysis.best, analysis.reference
     is_better = best is not reference and analysis.gain is not None and analysis.proven
-    gain = analysis.gain if is_better and analysis.gain else NO_GAIN
+    is_open = bool(found.verdict or found.stopped) and found.verdict != "keep"
+    verdict: Verdict = "proven" if is_better else "undecided" if is_open else "keep"
+    seemed = next((one.gain for one in found.tried if found.seemed and one.changed == found.seemed), None)
+    gain = (analysis.gain if is_better else seemed) or NO_GAIN
     low, high = gain.interval
     winner = best if is_better else reference
     write = STUDY.to_write(analysis) if is_better else ""
-    seen = "" if is_better or not found.best else _not_proven(found.best, found.gain)
+    stopped = "interrupted" if found.stopped == STILL_RUNNING else found.stopped
     return Answer(
-        answer=_sentence(winner, gain, seen=seen, is_better=is_better),
+        answer=undecided(found, _runs_ms(reference), highest_load(reference.points), gain)
+        if verdict == "undecided"
+        else _sentence(winner, gain, is_better=is_better),
+        verdict=verdict,
+        seemed=_settings(found.seemed),
         settings=_settings(winner.options),
         gain=gain.share,
         low=low,
@@ -145,26 +163,41 @@ def read_answer(directory: Path) -> Answer:
         not_allowed=record.not_allowed,
         exposed=list(_exposed(winner)),
         runs=len(points),
-        minutes=knobs.elapsed_s / 60,
-        stopped=found.stopped,
+        # What was measured before it went on took time, too.
+        minutes=max(knobs.elapsed_s, sum(one.wall_s or 0.0 for one in results) if knobs.reused else 0.0) / 60,
+        stopped=stopped,
         cautions=cautions(STUDY, analysis),
     )
 
 
-def _sentence(winner: JobRow, gain: Gain, *, seen: str, is_better: bool) -> str:
+def _runs_ms(row: JobRow) -> list[float]:
+    return [point.measured_as(JobRun).mean_us / 1000 for point in row.points]
+
+
+def _sentence(winner: JobRow, gain: Gain, *, is_better: bool) -> str:
     if is_better:
         return f"Use {winner.setting}: {gain.in_words(AS_IT_IS)}, proven in runs that took turns."
-    if seen:
-        return f"Keep the command as it is until more is proven:{seen} Go on with --resume and more --minutes."
     noise = as_percent(winner.step.noise_us / winner.time_us)
     return (
         f"Keep the command as it is: nothing that was tried is faster beyond the noise. Its time is known to ± {noise}."
     )
 
 
-def _not_proven(best: dict[str, str], gain: Gain | None) -> str:
-    names = ", ".join(f"{key.removeprefix(OPTION)}={value}" for key, value in best.items())
-    return f" {names} seemed {gain.in_words('it') if gain else 'faster'}, NOT PROVEN."
+def undecided(found: KnobSearch, runs_ms: Sequence[float], load: str, gain: Gain) -> str:
+    """Returns what is known so far, and how to go on. `runs_ms`: a step of the command as it is, in each run; `load`:
+    the machine's, empty if it was low; `gain`: of what seems fastest."""
+    wanted = sum(len(values) - 1 for values in found.knobs.values())
+    left = len(found.untried)
+    parts = ["Undecided"]
+    if left or not wanted:
+        parts = [f"Not finished, {wanted - left} of {wanted} values tried" if wanted else "Not finished, nothing tried"]
+    took = f"{min(runs_ms):,.1f} to {max(runs_ms):,.1f} ms" if len(runs_ms) > 1 else f"{runs_ms[0]:,.1f} ms"
+    busy = f", with a load of the machine up to {load}, which other programs may share" if load else ""
+    parts.append(f": a step of {AS_IT_IS} took {took} in {counted(len(runs_ms), 'run')}{busy}.")
+    if found.seemed:
+        names = ", ".join(f"{key.removeprefix(OPTION)}={value}" for key, value in found.seemed.items())
+        parts.append(f" {names} may gain {gain.in_brief}, NOT PROVEN.")
+    return "".join([*parts, f" Go on with --resume --minutes N{' when the machine is idle' if load else ''}."])
 
 
 def _settings(options: Mapping[str, Scalar]) -> dict[str, Scalar]:
@@ -224,6 +257,8 @@ def in_lines(answer: Answer, report: Path) -> list[str]:
         if answer.memory_gb is not None and answer.memory_before_gb is not None:
             memory = f"; memory {answer.memory_gb:.1f} GB on a GPU instead of {answer.memory_before_gb:.1f}"
         lines.append(f"Results: {_RESULTS.get(answer.results, answer.results)}{memory}.")
+    refused = [f" {_named(one.settings)}: " for one in answer.trials if one.is_refused]
+    lines += [f"Caveat: {one}" for one in answer.cautions if not any(name in one for name in refused)]
     lines += [_still_exposed(answer.exposed), _tried(answer)]
     if reason := answer.left_out.get(tuned_file.OPTION):
         lines.append(f"{tuned_file.OPTION}: {reason}.")
@@ -237,6 +272,10 @@ _RESULTS = {
     "differs": "they differ; compare losses over a longer training",
     "unknown": "whether they are equal is unknown",
 }
+
+
+def _named(settings: Mapping[str, Scalar]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in settings.items())
 
 
 def _still_exposed(exposed: Sequence[Exposed]) -> str:
@@ -260,8 +299,12 @@ def _tried(answer: Answer) -> str:
     settings = [one for one in answer.trials if one.settings]
     measured = len([one for one in settings if not one.is_refused])
     early = f"; ended early: {answer.stopped}" if answer.stopped else ""
-    failed = f", {len(settings) - measured} more must not be used" if measured < len(settings) else ""
-    tried = f"Measured {measured} settings{failed}, in {answer.runs} runs, {as_duration(60 * answer.minutes)}{early}."
+    tried = (
+        f"Measured {counted(measured, 'setting')} in {counted(answer.runs, 'run')}, "
+        f"{as_duration(60 * answer.minutes)}{early}."
+    )
+    if refused := [f"{_named(one.settings)} ({in_short(one.note)})" for one in settings if one.is_refused]:
+        tried += f" Failed or not to be used: {some_of(refused, separator='; ')}."
     if answer.not_allowed:
         best = answer.not_allowed[0]
         more = counted(len(answer.not_allowed), "value")

@@ -241,7 +241,7 @@ def _expected(lever: Lever, told: Expected | None, shares: Mapping[str, float], 
     if told and told.is_predicted and not is_bound:
         return told
     if told:
-        return Expected(OF_BOUND * told.gain, told.low, max(told.high, 0.0), why=told.why)
+        return Expected(OF_BOUND * told.gain, min(told.low, 0.0), max(told.high, 0.0), why=told.why)
     cause = max((one for one in lever.causes if one in shares), key=shares.__getitem__, default=None)
     return Expected(OF_BOUND * shares[cause], 0.0, shares[cause], why=cause) if cause else None
 

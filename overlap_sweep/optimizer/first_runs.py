@@ -12,7 +12,7 @@ from overlap_sweep.errors import UsageError, UserError
 from overlap_sweep.hydra_adapter.overrides import override_value
 from overlap_sweep.optimizer import as_typed
 from overlap_sweep.recorder.recording import PROFILER_STEPS, started_ranks
-from overlap_sweep.report.numbers import as_us
+from overlap_sweep.report.numbers import as_us, counted
 from overlap_sweep.results.run_directory import LOG_FILE, Result, find_points
 from overlap_sweep.runtime.kept import whole_result
 from overlap_sweep.runtime.outcome import outcomes
@@ -46,7 +46,7 @@ def _space(inputs: SearchInputs, overrides: Sequence[str]) -> KnobSpace:
     """Returns the space without levers. UserError if its point makes no sense."""
     space = KnobSpace(inputs, overrides)
     point = space.point()
-    space.label = f"{workloads.of(point).subject(point)} on {point.world_size} ranks"
+    space.label = f"{workloads.of(point).subject(point)} on {counted(point.world_size, 'rank')}"
     if reason := workloads.of(point).refusal(point):
         raise UserError(f"{reason}.")
     return space

@@ -23,6 +23,7 @@ import msgspec
 
 from overlap_sweep import workloads
 from overlap_sweep.config import Search
+from overlap_sweep.diagnosis.causes import CAUSES
 from overlap_sweep.gpus import elsewhere
 from overlap_sweep.levers import OPTION, named
 from overlap_sweep.levers.status import inspected
@@ -99,7 +100,8 @@ def optimize(inputs: SearchInputs, levers: Sequence[str] = (), least: Allowed = 
 
     def measure(settings: Sequence[Setting]) -> list[Answer]:
         _write(measurements, searching)
-        if line := searching.progress:
+        # Nothing is said again of what was measured before it went on.
+        if measurements.budget.points > measurements.reused and (line := searching.progress):
             print(f"optimize: {line.replace(OPTION, '')}", flush=True)
         with limits.giving_up(_too_slow_us(searching.trail, inputs.config.search.reach)):
             return searching.measure(settings)
@@ -214,7 +216,7 @@ def _add_files(
 
 def _too_slow_us(trail: KnobTrail, reach: float) -> float:
     """Returns the median time of a step from which a trial is given up; infinite before the noise is known."""
-    runs = trail.found.of.get(trail.baseline, [])
+    runs = [one for samples in (trail.found, trail.proof) for one in samples.of.get(trail.baseline, [])]
     if len(runs) < FIRST_RUNS:
         return math.inf
     return max(max(one.times_us) for one in runs) * (1 + reach)
@@ -232,11 +234,12 @@ def _worth_trying(
     lines = [f"a step takes {some_of([as_us(run.mean_us) for run in runs])} us in {len(runs)} runs as it is"]
     run = runs[0]
     if run.exposed_comm_us is not None and run.profiled_us:
-        causes = some_of(f"{cause} {as_percent(share)}" for cause, share in recorded.shares.items() if cause != "none")
+        causes = {cause: share for cause, share in recorded.shares.items() if cause != "none"}
         share = min(run.exposed_comm_us / run.profiled_us, 1.0)
-        lines.append(
-            f"communication is exposed for {as_percent(share)} of it; could gain at most: {causes or 'nothing'}"
-        )
+        why = "; causes, and at most what each costs:" if causes else ""
+        lines.append(f"communication is exposed for {as_percent(share)} of it{why}")
+        lines += [f"  {cause} {as_percent(share)}: {CAUSES[cause].meaning}" for cause, share in causes.items()]
+    lines += [f"caveat: {warning}" for warning in dict.fromkeys(chain.from_iterable(one.warnings for one in first))]
     lines.append(f"{len(tried)} values of levers apply" + (", by the gain that is expected:" if tried else ""))
     width = max((len(one.name) for one in tried), default=0)
     lines += [f"  {one.name:{width}}  {one.in_words}" for one in tried]

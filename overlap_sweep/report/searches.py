@@ -21,6 +21,9 @@ from overlap_sweep.results.records import (
 )
 from overlap_sweep.results.verdict import pairs_among
 
+LEVERS = "job.levers."
+"""What the names of levers begin with as options of `launch`, and nowhere else."""
+
 Titled = Iterable[tuple[str, list[str]]]
 """Headings with lines of text."""
 
@@ -69,7 +72,7 @@ def pass_line(search: PassSearch) -> str:
 
 def knob_lines(record: KnobRecord) -> list[str]:
     reused = f", {record.reused} of them reused" if record.reused else ""
-    lines = [line for search in record.searches for line in _knob_search_lines(search)]
+    lines = [line for search in record.searches for line in _in_brief_names(search)]
     lines += [line for final in record.finals for line in _final_lines(final)]
     return [*lines, f"{record.points} points{reused} in {as_duration(record.elapsed_s)}"]
 
@@ -79,7 +82,8 @@ def _headline(search: KnobSearch) -> str:
         return f"no answer: {search.dropped or search.stopped}"
     if not search.best:
         early = f" (stopped early: {search.stopped})" if search.stopped else ""
-        return f"{nothing_beat('the baseline', 'keep it')} ({as_us(search.time_us)} us){early}"
+        said = "undecided" if search.verdict == "undecided" else nothing_beat("the baseline", "keep it")
+        return f"{said} ({as_us(search.time_us)} us){early}"
     assert search.gain
     over_none = f", {search.over_none.in_words(NONE_IN_WORDS)}" if search.over_none else ""
     times = f"{as_us(search.time_us)} us instead of {as_us(search.baseline_us)}"
@@ -138,6 +142,12 @@ def _final_rows(finalists: Sequence[Finalist]) -> Iterator[tuple[str, ...]]:
         yield one.label, changed, as_us(one.time_us), as_us(one.noise_us), "deviates" if one.deviation else note
 
 
+def _in_brief_names(search: KnobSearch) -> Iterator[str]:
+    """Yields the lines on a search, in which levers have the names that tables call them by, but for the command."""
+    for line in _knob_search_lines(search):
+        yield line if line.strip() == pasted(search) else line.replace(LEVERS, "")
+
+
 def _knob_search_lines(search: KnobSearch) -> Iterator[str]:
     yield f"{search.label}: {_headline(search)}"
     if search.answered and not search.best_points:
@@ -148,9 +158,11 @@ def _knob_search_lines(search: KnobSearch) -> Iterator[str]:
         if search.contributions:
             rows = [("knob", "baseline", "best", "gain alone", "gain in the best setting")]
             for one in search.contributions:
-                rows.append((one.key, one.baseline, one.value, _in_brief(one.alone), _in_brief(one.taken_away)))
+                gains = _in_brief(one.alone), _in_brief(one.taken_away)
+                rows.append((one.key.removeprefix(LEVERS), one.baseline, one.value, *gains))
             yield from (f"  {line}" for line in _aligned(rows, texts=3))
-        yield f"  {search.settings} of {search.grid} settings measured, in {search.points} points"
+        combinations = f"of {search.grid} combinations of values"
+        yield f"  {search.settings} settings measured, {combinations}, in {search.points} points"
         if search.stopped:
             yield f"  Stopped early: {search.stopped}. Settings that were not measured may be faster."
     if search.disturbed:

@@ -148,6 +148,15 @@ SLOWDOWNS = {
 them: large GEMMs reach it on every card."""
 
 
+def highest_load(points: Iterable[Point]) -> str:
+    """Returns the highest load of a machine while it measured the points, such as `5.1 on 2 cores`; empty if it had
+    enough cores for it, or if that was not recorded."""
+    moments = [moment for point in points if point.result for moment in point.result.conditions.values()]
+    loads = [(moment["load_1min"], moment["cores"]) for moment in moments if "cores" in moment]
+    load, cores = max(loads, key=lambda one: one[0] / one[1], default=(0.0, 1))
+    return f"{load:.1f} on {cores} cores" if load > cores else ""
+
+
 def slowed_gpus(points: Iterable[Point]) -> list[str]:
     """Returns a warning if GPUs were throttled, and why; else an empty list."""
     names, reasons = [], 0

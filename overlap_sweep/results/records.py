@@ -180,9 +180,9 @@ class Expected(msgspec.Struct, frozen=True):
 
     @property
     def in_words(self) -> str:
-        """Returns such as `+5.1% (2.0 to 8.3)`, or `at most 7.0% (issued_late)`."""
+        """Returns such as `+5.1% (2.0 to 8.3)`, or `+2.7%, at most 7.0% (issued_late)`."""
         if not self.is_predicted:
-            return f"at most {self.high:.1%}{f' ({self.why})' if self.why else ''}"
+            return f"{self.gain:+.1%}, at most {self.high:.1%}{f' ({self.why})' if self.why else ''}"
         return f"{self.gain:+.1%} ({100 * self.low:.1f} to {100 * self.high:.1f})"
 
 
@@ -242,6 +242,11 @@ class KnobSearch(msgspec.Struct, kw_only=True):
     """Gain of the best setting over the same with no overlap."""
     proven: bool = False
     """Whether the gain was measured after the choice, in alternation with the baseline."""
+    verdict: Literal["proven", "keep", "undecided", ""] = ""
+    """What the measurements say, of a search that expected something of changes. `keep`: nothing gains what is worth
+    having, and they would have shown it."""
+    seemed: dict[str, str] = {}
+    """Values of the setting that is likeliest to be faster, while that is undecided; empty if none was measured."""
     by_time: bool = False
     """Whether plain times are compared; otherwise times relative to each point's own reference, which does not depend
     on the knobs."""
@@ -286,7 +291,7 @@ class KnobSearch(msgspec.Struct, kw_only=True):
     @property
     def settles(self) -> bool:
         """Returns whether the answer overrides the ranking of the single points."""
-        return self.answered and (self.proven or not self.best)
+        return self.answered and (self.proven or not self.best or bool(self.verdict))
 
     def expected_of(self, changed: Mapping[str, str]) -> Expected | None:
         """Returns what was expected of a setting; None of several changes, and where nothing was."""
@@ -304,6 +309,13 @@ class KnobSearch(msgspec.Struct, kw_only=True):
             if missing := [value for value in values if value not in had | parts]:
                 found[key] = missing
         return found
+
+    @property
+    def untried(self) -> list[str]:
+        """Returns the values, as `KEY=VALUE`, that may gain and were not measured."""
+        known = {*self.hopeless, *(f"{key}={value}" for one in self.failed for key, value in one.changed.items())}
+        values = (f"{key}={value}" for key, missing in self.never_tried.items() for value in missing)
+        return [value for value in values if value not in known]
 
 
 class Finalist(msgspec.Struct, kw_only=True):

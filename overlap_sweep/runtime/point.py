@@ -331,9 +331,14 @@ def _attempt(
     return reply
 
 
+def _load() -> dict[str, float]:
+    """Returns how many processes want to run on this machine, on average over a minute, and its cores."""
+    return {"load_1min": os.getloadavg()[0], "cores": os.cpu_count() or 1}
+
+
 def _run_here(point: ResolvedPoint, directory: Path, limit_s: float, earlier: Sequence[Attempt]) -> Reply:
     """Runs a point that starts its own processes, and writes its result. Returns a reply as workers do."""
-    workload, started, clock = workloads.of(point), now(), time.perf_counter()
+    workload, started, clock, before = workloads.of(point), now(), time.perf_counter(), _load()
     assert workload.run_here
     own, *others = nodes = take(point.nodes, point.runtime.start_timeout_s)
     here = Here(
@@ -357,6 +362,7 @@ def _run_here(point: ResolvedPoint, directory: Path, limit_s: float, earlier: Se
         status="ok",
         settings=workload.overlap_configs(point).get("", OverlapConfig()).slots,
         environment={**with_hosts(machine_of(point), nodes), **measured.pop("environment", {})},
+        conditions={"before": before, "after": _load()},
         started=started,
         wall_s=time.perf_counter() - clock,
         earlier_attempts=list(earlier),

@@ -13,11 +13,13 @@ from overlap_sweep.config import ResolvedPoint
 from overlap_sweep.gpus import elsewhere
 from overlap_sweep.report.numbers import as_duration, counted, shortened, some_of, visible
 from overlap_sweep.runtime.group_config import machine_of
-from overlap_sweep.runtime.outcome import Outcome, Outcomes
+from overlap_sweep.runtime.outcome import Outcome, Outcomes, outcomes
 
 LINES_AFTER_S = (4.0, 10.0, 20.0, 40.0)
 """Times after which a log file gets a line on what goes on; from then on one every REPEATED_S."""
 REPEATED_S = 60.0
+LATE_S = 10.0
+"""Time below which those of a search's later runs get none."""
 REDRAWN_S = 1.0
 """Interval in which a terminal's line is drawn anew."""
 _CLEARED = "\r\x1b[K"
@@ -52,7 +54,10 @@ def shown_waiting(what: str) -> Iterator[None]:
     def show() -> None:
         # Of all threads only the main one is woken by signals that it handles.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        in_log = chain(LINES_AFTER_S, (REPEATED_S * number for number in count(1)))
+        # How long the runs of a search take is known from the first one.
+        is_known = outcomes.searching and outcomes.measured
+        late_s = [after_s for after_s in LINES_AFTER_S if after_s > LATE_S or not is_known]
+        in_log = chain(late_s, (REPEATED_S * number for number in count(1)))
         for waited_s in (REDRAWN_S * number for number in count(1)) if on_terminal else in_log:
             if ended.wait(max(0.0, start + waited_s - time.monotonic())):
                 break

@@ -17,9 +17,11 @@ import math
 import statistics
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations_with_replacement
 from typing import TypeVar
 
-from overlap_sweep.results.estimate import Estimate, estimate, standard_deviation
+from overlap_sweep.results.estimate import Estimate, estimate, standard_deviation, student
+from overlap_sweep.results.gain import Gain
 from overlap_sweep.results.records import Noises
 from overlap_sweep.workloads import Sample
 
@@ -33,6 +35,12 @@ DISTURBED = 2.0
 steady baseline adds its own noise to the ratios, but less than that."""
 DEVIATIONS = 2.0
 """Standard deviations that a difference must exceed."""
+LEAST_TURNS = 5
+"""Rounds in turns whose ratios say what they differ by."""
+ERROR_OF_TURNS = 0.005
+"""Probability with which the ratio of two settings in turns is not within its noise."""
+ENOUGH_FOR_RANKS = 9
+"""Values whose ranks can exclude something with that probability."""
 FREEDOM_TO_TELL = 4
 """Degrees of freedom (measurements of settings beyond each one's first) below which scatter says too little."""
 
@@ -98,12 +106,17 @@ class Samples:
         """`by_time`: compare plain times, also while ratios to the baseline that was measured with each sample, which
         cancel drift, are steady; `disturbed`: their noise, if that is why. `deviations`: as DEVIATIONS."""
         self.of: dict[Setting, list[Sample]] = {}
+        self.rounds: list[dict[Setting, Sample]] = []
+        """Those that were measured in turns, one after the other, so that a disturbance of the machine that lasts is in
+        all of a round."""
         self._by_time, self._disturbed, self._deviations = by_time, disturbed, deviations
         self._noise_is_known = by_time
         self._estimates: dict[Setting, Estimate] = {}
 
     def add(self, setting: Setting, sample: Sample) -> None:
         self.of.setdefault(setting, []).append(sample)
+        if self.rounds:
+            self.rounds[-1][setting] = sample
         self._estimates = {}
         self._noise_is_known = self._by_time
 
@@ -127,7 +140,7 @@ class Samples:
     def by_time(self, disturbed: Noises | None = None) -> Samples:
         """Returns the same samples, compared by plain times; `disturbed` as above."""
         other = Samples(by_time=True, disturbed=disturbed, deviations=self._deviations)
-        other.of = self.of
+        other.of, other.rounds = self.of, self.rounds
         return other
 
     def estimate(self, setting: Setting) -> Estimate:
@@ -143,14 +156,35 @@ class Samples:
         return self.estimate(setting).time_us
 
     def gain(self, slower: Setting, faster: Setting) -> Estimate:
-        """Returns by how much `faster` is faster than `slower`, in microseconds; negative if it is slower."""
+        """Returns by how much `faster` is faster than `slower`, in microseconds; negative if it is slower. By the
+        ratios of the rounds in which both took turns, if plain times scatter by far more."""
         one, other = self.estimate(slower), self.estimate(faster)
         noise_us = math.hypot(one.noise_us, other.noise_us)
         works = {sample.work for setting in (slower, faster) for sample in self.of[setting]}
         if self.paired and len(works) > 1:
             # Their baselines do different work, so the machine's drift does not cancel.
             noise_us = math.hypot(noise_us, *(one.time_us * self._drift(work) for work in works))
-        return Estimate(one.time_us - other.time_us, noise_us, one.repeats + other.repeats)
+        plain = Estimate(one.time_us - other.time_us, noise_us, one.repeats + other.repeats)
+        turns = self._gain_in_turns(slower, faster)
+        return turns if turns and DISTURBED * turns.noise_us < noise_us else plain
+
+    def share(self, slower: Setting, faster: Setting) -> Gain:
+        """Returns the same as a share of the slower one's time."""
+        gain, slower_us = self.gain(slower, faster), self.time_us(slower)
+        return Gain(gain.time_us / slower_us, gain.noise_us / slower_us)
+
+    def _gain_in_turns(self, slower: Setting, faster: Setting) -> Estimate | None:
+        """Returns the gain by the ratio in each round; None if the rounds are too few, or if samples have baselines of
+        their own."""
+        pairs = [(_plain(one[slower]), _plain(one[faster])) for one in self.rounds if {slower, faster} <= one.keys()]
+        if len(pairs) < LEAST_TURNS or any(sample.beside_us for sample in self.of[slower]):
+            return None
+        logs = [math.log(other.time_us / one.time_us) for one, other in pairs]
+        within = math.hypot(*(each.noise_us / each.time_us for pair in pairs for each in pair)) / len(pairs)
+        log, between = _centre(logs)
+        ratio, slower_us = math.exp(log), self.time_us(slower)
+        noise_us = slower_us * ratio * math.expm1(max(within, between))
+        return Estimate(slower_us * (1 - ratio), noise_us, sum(each.repeats for pair in pairs for each in pair))
 
     def beats(self, faster: Setting, slower: Setting) -> bool:
         """Returns whether `faster` is faster than `slower` beyond the noise."""
@@ -196,6 +230,21 @@ def _plain(sample: Sample) -> Estimate:
 def _ratio(sample: Sample) -> Estimate:
     """Returns the ratio of the sample's time to its baseline's, pair by pair."""
     return estimate([time / baseline for time, baseline in zip(sample.times_us, sample.beside_us, strict=True)])
+
+
+def _centre(values: Sequence[float]) -> tuple[float, float]:
+    """Returns the values' mean and its noise; of many values, if that is less, as where a few of them are far off, the
+    median of the means of all pairs of values, and the noise by the ranks of those (Hodges and Lehmann, Annals of
+    Mathematical Statistics 34, 1963)."""
+    n = len(values)
+    mean = statistics.fmean(values), student(ERROR_OF_TURNS, n - 1) * standard_deviation(values) / math.sqrt(n)
+    if n < ENOUGH_FOR_RANKS:
+        return mean
+    pairs = sorted((one + other) / 2 for one, other in combinations_with_replacement(values, 2))
+    wide = statistics.NormalDist().inv_cdf(1 - ERROR_OF_TURNS / 2) * math.sqrt(n * (n + 1) * (2 * n + 1) / 24)
+    outside, median = max(0, math.floor(n * (n + 1) / 4 - wide)), statistics.median(pairs)
+    by_rank = median, max(median - pairs[outside], pairs[-1 - outside] - median)
+    return min(mean, by_rank, key=lambda one: one[1])
 
 
 def _means(measurements: Sequence[Sequence[Estimate]], deviations: float) -> list[Estimate]:

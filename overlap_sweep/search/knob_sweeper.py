@@ -21,6 +21,10 @@ from overlap_sweep.search.knob_trail import Answer, KnobTrail, one_by_one
 from overlap_sweep.search.knobs import search
 from overlap_sweep.search.measured import Measurements, SearchInputs
 from overlap_sweep.search.prior import Prior
+from overlap_sweep.search.undecided import rivals, verdict
+
+STILL_RUNNING = "still running"
+"""Why a search has not ended, as its record says until it does."""
 
 
 class Searching:
@@ -59,7 +63,11 @@ class Searching:
         search.baseline_points = self._points[self.trail.baseline]
         if search.answered:
             search.best_points = self._points[self.trail.best]
-        search.stopped = why if self.trail.cut else "" if self.ended else "still running"
+        search.stopped = why if self.trail.cut else "" if self.ended else STILL_RUNNING
+        if self.trail.prior and search.answered:
+            search.verdict = verdict(self.trail, unfinished=bool(search.stopped and search.untried))
+            seemed = [self.trail.best] if search.best else rivals(self.trail)
+            search.seemed = self.trail.overrides(seemed[0]) if search.verdict == "undecided" and seemed else {}
         search.refused = dict(Counter(filter(None, self.space.refusals.values())))
         search.left_out, search.points = self.space.left_out, len(self._results)
         search.host_bound = sum(result.launch_bound for result in self._results)
@@ -80,9 +88,12 @@ class Searching:
         if trail.baseline not in trail.found.of:
             return ""
         stage = "proving" if trail.proof.of else "best so far"
-        gain = _share(trail.found, trail.baseline, trail.best).in_words("the baseline")
-        less = f" ({gain})" if trail.best != trail.baseline else ""
-        return f"{budget.points} points in {budget.elapsed_s:.0f} s; {stage}: {trail.name(trail.best)}{less}"
+        shown = trail.best
+        if trail.prior and trail.proof.of and shown == trail.baseline:
+            stage, shown = "undecided", next(iter(rivals(trail)), shown)
+        gain = trail.compared(shown)
+        less = f" ({gain.in_words('the baseline')})" if gain and shown != trail.baseline else ""
+        return f"{budget.points} points in {budget.elapsed_s:.0f} s; {stage}: {trail.name(shown)}{less}"
 
     def _room(self) -> float:
         """Returns the number of points that fit into the budget of points, and of time at the present rate."""
@@ -150,12 +161,13 @@ def answer(trail: KnobTrail, points: Mapping[Setting, list[str]]) -> KnobSearch:
     search.proven = best == base or trail.chosen is not None
     samples = trail.proof if search.proven and best != base else trail.found
     search.best = trail.overrides(best)
-    search.time_us, search.baseline_us = samples.time_us(best), samples.time_us(base)
-    search.gain = _share(samples, base, best)
+    search.baseline_us, search.gain = samples.time_us(base), trail.compared(best)
+    assert search.gain
+    search.time_us = search.baseline_us * search.gain.ratio
     search.over_none = _over_none(samples, best)
     search.disturbed = samples.disturbed
     search.by_time = not samples.paired and (best != base or samples.disturbed is not None)
-    search.contributions = [_contribution(trail, samples, best, index) for index in trail.changed(best)]
+    search.contributions = [_contribution(trail, best, index) for index in trail.changed(best)]
     search.settings = len(trail.found.of) + len(trail.failed)
     for setting in sorted(trail.found.of, key=trail.found.time_us):
         found = trail.found.estimate(setting)
@@ -165,35 +177,22 @@ def answer(trail: KnobTrail, points: Mapping[Setting, list[str]]) -> KnobSearch:
                 time_us=found.time_us,
                 noise_us=found.noise_us,
                 measurements=len(trail.found.of[setting]),
-                gain=None if setting == base else _share(trail.found, base, setting),
+                gain=None if setting == base else trail.compared(setting),
                 points=points.get(setting, []),
             )
         )
     return search
 
 
-def _contribution(trail: KnobTrail, samples: Samples, best: Setting, index: int) -> Contribution:
+def _contribution(trail: KnobTrail, best: Setting, index: int) -> Contribution:
     with_it, without = one_by_one(trail, trail.baseline, best)[index], one_by_one(trail, best, trail.baseline)[index]
     return Contribution(
         key=trail.knobs[index].key,
         baseline=trail.baseline[index],
         value=best[index],
-        alone=_known_share([samples, trail.found], trail.baseline, with_it),
-        taken_away=_known_share([samples, trail.found], without, best),
+        alone=trail.compared(with_it) if with_it else None,
+        taken_away=trail.compared(best, without) if without else None,
     )
-
-
-def _known_share(sources: list[Samples], slower: Setting | None, faster: Setting | None) -> Gain | None:
-    """Returns the gain from the first source with samples of both settings."""
-    if slower is None or faster is None:
-        return None
-    found = (samples for samples in sources if {slower, faster} <= samples.of.keys())
-    return next((_share(samples, slower, faster) for samples in found), None)
-
-
-def _share(samples: Samples, slower: Setting, faster: Setting) -> Gain:
-    gain, slower_us = samples.gain(slower, faster), samples.time_us(slower)
-    return Gain(gain.time_us / slower_us, gain.noise_us / slower_us)
 
 
 def _over_none(samples: Samples, setting: Setting) -> Gain | None:

@@ -6,12 +6,16 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from overlap_sweep.results.estimate import Estimate
+from overlap_sweep.results.gain import Gain
 from overlap_sweep.search import Failure, Samples, Setting
 from overlap_sweep.search.prior import Change, Prior
 from overlap_sweep.workloads import Sample
 
 PROOF_DEVIATIONS = 2.6
 """Standard deviations of a proof: fewer than one in a hundred searches report a setting that is not faster."""
+
+LEAST_IN_PROOF = 2
+"""Measurements of a setting in the proof from which on they say more than those of the search."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +139,23 @@ class KnobTrail:
             return self.chosen
         fastest = self.fastest
         ties = [setting for setting in self.found.of if not self.found.beats(fastest, setting)]
-        return min(ties, key=lambda setting: (*self.simplicity(setting), self.found.time_us(setting)))
+        return min(ties, key=self._preference)
+
+    def _preference(self, setting: Setting) -> tuple[float, ...]:
+        """Returns a sort key of settings that tie: the simplest first. Where something is expected of changes, the
+        order of their values says nothing: of as many changes those that are surely fast."""
+        found, (changes, positions) = self.found.estimate(setting), self.simplicity(setting)
+        if self.prior:
+            return changes, found.time_us + found.noise_us
+        return changes, positions, found.time_us
+
+    def compared(self, setting: Setting, origin: Setting | None = None) -> Gain | None:
+        """Returns the setting's gain over the baseline or `origin`: of the proof, if it has measured both repeatedly,
+        else of the search; None if they were not measured."""
+        both = (origin or self.baseline, setting)
+        if all(len(self.proof.of.get(one, [])) >= LEAST_IN_PROOF for one in both):
+            return self.proof.share(*both)
+        return self.found.share(*both) if {*both} <= self.found.of.keys() else None
 
     def measure(self, settings: Iterable[Setting]) -> Steps:
         """Measures the new and possible settings."""
@@ -148,7 +168,8 @@ class KnobTrail:
         yield from self._request(settings, self.found, self.room() - proof_points)
 
     def prove(self, settings: Sequence[Setting]) -> Steps:
-        """Measures each setting once more for the proof."""
+        """Measures each setting once more for the proof, in turns."""
+        self.proof.rounds.append({})
         yield from self._request(settings, self.proof, self.room())
 
     def _request(self, settings: Sequence[Setting], into: Samples, room: float) -> Steps:

@@ -13,6 +13,8 @@ few measurements, and not miss those that help only together.
 4. Knobs that need new worker processes join after the others have settled.
 5. Proof: the best, the baseline, and the best without each of its changes are measured again in alternation. Only a
    setting that is faster there is reported, and changes that contribute nothing beyond the noise are reverted.
+6. Where something was expected of changes, what may still be faster goes on taking turns with the baseline as long as
+   the budget lasts (`undecided`).
 
 Times are compared relative to each point's own baseline, or, where repeated measurements show that the baselines
 change by chance (`disturbed_baselines`), as they are.
@@ -20,12 +22,13 @@ change by chance (`disturbed_baselines`), as they are.
 
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 
 from overlap_sweep.config import Search
 from overlap_sweep.search import Setting, disturbed_baselines
-from overlap_sweep.search.knob_trail import KnobTrail, Steps, one_by_one, proof_team, with_values
+from overlap_sweep.search.knob_trail import Answer, KnobTrail, Steps, one_by_one, proof_team, with_values
 from overlap_sweep.search.prior import Prior
+from overlap_sweep.search.undecided import rivals
 
 OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemory", re.IGNORECASE)
 """Matches the reason of a point that ran out of memory, in the words of PyTorch, CUDA and other libraries."""
@@ -35,6 +38,10 @@ LEAST_FREEDOM = 2
 two settings."""
 CONTENDERS = 3
 """Most settings that are measured again while noise hides which is fastest."""
+LOOK_AGAIN = 6
+"""Changes that are tried one by one before the setting that they are compared with is measured once more."""
+MOST_TURNS = 50
+"""Rounds in turns after which more would say little."""
 
 
 def search(trail: KnobTrail, effort: Search) -> Steps:
@@ -49,7 +56,9 @@ def search(trail: KnobTrail, effort: Search) -> Steps:
     yield from _descend(trail, effort, settled)
     if len(settled) < len(everything) and not trail.cut:
         yield from _descend(trail, effort, everything)
-    yield from _prove(trail, effort)
+    yield from _prove(trail, effort, (yield from _most_likely(trail, effort)))
+    if trail.prior:
+        yield from _go_on(trail, effort)
 
 
 def _find_baseline(trail: KnobTrail) -> Steps:
@@ -112,7 +121,7 @@ def _best_first(trail: KnobTrail, prior: Prior, effort: Search, origin: Setting,
     change_of = {setting: next(iter(trail.changed(setting, origin).items())) for setting in changes}
     left = [setting for setting in changes if setting not in trail.found.of]
     # What helps is worth nothing unproven: joint settings and the proof get the last of the budget.
-    for_proof = 4 * effort.repeats
+    for_proof, tried = 4 * effort.repeats, 0
     while left and not trail.cut and (trail.best == trail.baseline or trail.room() >= for_proof):
         setting = max(left, key=lambda one: prior.gain(change_of[one]))
         left.remove(setting)
@@ -127,6 +136,10 @@ def _best_first(trail: KnobTrail, prior: Prior, effort: Search, origin: Setting,
         if origin == trail.baseline and setting in trail.found.of:
             gain, origin_us = trail.found.gain(origin, setting), trail.found.time_us(origin)
             prior.learn(change, gain.time_us / origin_us, gain.noise_us / origin_us)
+        tried += 1
+        if (tried % LOOK_AGAIN == 0 or not left) and trail.room() > for_proof:
+            # If the machine has slowed down since, changes seem slower than they are.
+            yield from trail.measure_again([origin])
 
 
 def _changes(trail: KnobTrail, origin: Setting, knobs: Sequence[int]) -> Iterator[Setting]:
@@ -219,10 +232,44 @@ def _tell_apart(trail: KnobTrail, effort: Search) -> Steps:
         yield from trail.measure_again(wanting)
 
 
-def _prove(trail: KnobTrail, effort: Search) -> Steps:
+def _most_likely(trail: KnobTrail, effort: Search) -> Generator[Sequence[Setting], Sequence[Answer], Setting]:
+    """Returns the setting to prove. Where several that are expected to gain come close, it is the one that gains most,
+    even if the noise is against it, in the same rounds."""
+    best = trail.best
+    if not trail.prior or best == trail.baseline:
+        return best
+    close = [one for one in rivals(trail) if one != best and not trail.found.beats(best, one)][: CONTENDERS - 1]
+    yield from _alternate(trail, effort, best, close)
+    proof = trail.proof
+    gains = {one: proof.share(trail.baseline, one) for one in (best, *close) if _rounds_of(trail, one) >= 2}
+    return max(gains, key=lambda one: gains[one].interval[0], default=best)
+
+
+def _go_on(trail: KnobTrail, effort: Search) -> Steps:
+    """Measures the baseline and what may be faster in turns while the budget lasts and nothing is decided; proves what
+    is faster then."""
+    lost: set[Setting] = set()
+    for turn in range(MOST_TURNS):
+        left = [] if trail.chosen not in (None, trail.baseline) else [s for s in rivals(trail) if s not in lost]
+        if not left or trail.baseline in lost or trail.proof_cut:
+            return
+        if trail.room() < 2:
+            trail.cut = True
+            return
+        members = [trail.baseline, *left[:CONTENDERS]][: int(min(trail.room(), CONTENDERS + 1))]
+        yield from trail.prove(members if turn % 2 == 0 else members[::-1])
+        lost |= {*members} - trail.proof.rounds[-1].keys()
+        for best in members[1:]:
+            if _rounds_of(trail, best) >= _rounds(effort) and trail.proof.beats(best, trail.baseline):
+                trail.chosen = None
+                yield from _prove(trail, effort, best)
+                break
+
+
+def _prove(trail: KnobTrail, effort: Search, best: Setting) -> Steps:
     """Measures the best against the baseline and against itself without each of its changes, and reverts changes that
     do not help. If the budget does not allow that, the search's best stays, unproven."""
-    best = fastest = trail.best
+    fastest = best
     instead: Setting | None = None
     while best != trail.baseline:
         yield from _alternate(trail, effort, best)
@@ -275,22 +322,25 @@ def _seen(trail: KnobTrail, effort: Search, best: Setting) -> str:
     """Returns what the proof measured."""
     proof, base = trail.proof, trail.baseline
     times = f"took {proof.time_us(best):,.1f} us instead of {proof.time_us(base):,.1f}"
-    rounds = f"in {_rounds_of(trail, best)} of {_rounds(effort)} rounds"
+    held = _rounds_of(trail, best)
+    rounds = f"after {held} of {max(held, _rounds(effort))} rounds"
     return f"{trail.name(best)} {times} {rounds}, noise {proof.gain(base, best).noise_us:,.1f}"
 
 
 def _rounds_of(trail: KnobTrail, best: Setting) -> int:
-    return min(len(trail.proof.of[setting]) for setting in (trail.baseline, best))
+    return min(len(trail.proof.of.get(setting, [])) for setting in (trail.baseline, best))
 
 
 def _rounds(effort: Search) -> int:
     return max(2, effort.repeats)
 
 
-def _alternate(trail: KnobTrail, effort: Search, best: Setting) -> Steps:
-    """Measures rounds of the best's proof team; if the budget allows less than two, only of the best and the
-    baseline."""
-    new = [setting for setting in proof_team(trail, best) if setting not in trail.proof.of]
+def _alternate(trail: KnobTrail, effort: Search, best: Setting, others: Sequence[Setting] = ()) -> Steps:
+    """Measures rounds of the best's proof team, with others if the budget has room for them; if it allows less than
+    two, only of the best and the baseline."""
+    team = [setting for setting in proof_team(trail, best) if setting not in trail.proof.of]
+    all_of_them = list(dict.fromkeys([*team, *others]))
+    new = all_of_them if trail.room() >= _rounds(effort) * len(all_of_them) else team
     if not new:
         return
     # The best takes part again, since its earlier samples did not alternate with the new settings.

@@ -33,6 +33,8 @@ class Decision(NamedTuple):
     proven: bool = False
     searched: bool = False
     """Whether a search decided."""
+    undecided: bool = False
+    """Whether it could not."""
 
 
 def analyse(study: Study[C, R], points: Iterable[Point], searches: Searches | None = None) -> list[CaseAnalysis[C, R]]:
@@ -114,7 +116,7 @@ def _analysis(study: Study[C, R], case: C, title: str, points: list[Point], sear
 
     def standing(number: int) -> str:
         best = "best, proven" if decision.proven else "best"
-        names = {best: decided and number == decision.best, "reference": number == 0}
+        names = {best: decided and number == decision.best and not decision.undecided, "reference": number == 0}
         only = len(rows) == 1 and decided
         return "only" if only else ", ".join(name for name, holds in names.items() if holds)
 
@@ -143,6 +145,7 @@ def _analysis(study: Study[C, R], case: C, title: str, points: list[Point], sear
         differing=differing(settings),
         shared=study.naming.shared(settings),
         searched=decision.searched,
+        undecided=decision.undecided,
     )
 
 
@@ -209,21 +212,26 @@ def _settling(study: Study[C, R], searches: Searches) -> Iterable[tuple[Path, Kn
     """Yields the searches whose answers override the ranking of single points."""
     for directory, record in searches.items():
         for search in record.searches:
-            if search.settles and (search.best or not search.stopped or study.stopped_searches_settle):
+            whole = search.best or search.verdict or not search.stopped or study.stopped_searches_settle
+            if search.settles and whole:
                 yield directory, search
 
 
 def _with_times_of_proof(study: Study[C, R], rows: Sequence[R], searches: Searches) -> list[R]:
-    """Returns the rows, in which a search's answer and its baseline have the times of the proof: those that the search
-    states, measured in turns."""
+    """Returns the rows, in which a search's settings have the times that the search states: those of the proof, which
+    were measured in turns, where there are some."""
     found = list(rows)
     for directory, search in _settling(study, searches) if study.times_of_proof else ():
-        best, base = (_number_of(rows, directory, names) for names in (search.best_points, search.baseline_points))
-        if search.best and best is not None and base is not None and search.time_us and search.baseline_us:
-            # The search states times for the baseline's amount of work.
-            scale = rows[best].amount / rows[base].amount
-            found[best] = _timed(found[best], search.time_us * scale)
-            found[base] = _timed(found[base], search.baseline_us)
+        base = _number_of(rows, directory, search.baseline_points)
+        if base is None or not search.time_us or not search.baseline_us:
+            continue
+        stated = [(one.points, search.baseline_us * one.gain.ratio) for one in search.tried if one.gain]
+        if stated or search.best:
+            stated += [(search.best_points, search.time_us), (search.baseline_points, search.baseline_us)]
+        for number, time_us in ((_number_of(rows, directory, names), time_us) for names, time_us in stated):
+            if number is not None:
+                # The search states times for the baseline's amount of work.
+                found[number] = _timed(found[number], time_us * rows[number].amount / rows[base].amount)
     return found
 
 
@@ -272,6 +280,8 @@ def _of_searches(study: Study[C, R], rows: Sequence[R], work: str, searches: Sea
     directory, search = settled[best]
     base = _number_of(rows, directory, search.baseline_points)
     against = rows[0].setting if base == 0 else "the search's baseline"
+    if search.verdict == "undecided":
+        return Decision(base or 0, None, "the search could not decide", rows[0].setting, searched=True, undecided=True)
     if search.best and search.gain and search.gain.faster:
         return Decision(best, search.gain, "proven by the search", against, proven=True, searched=True)
     return Decision(best, None, "the search found nothing faster", rows[0].setting, searched=True)

@@ -193,7 +193,6 @@ def _key(expected: Expected) -> Key:
 
 def trials(study: Study[C, R], analysis: CaseAnalysis[C, R], search: KnobSearch, rows: Mapping[str, R]) -> list[Trial]:
     """Returns what was tried, best first, then what failed. `rows`: by the names of their points."""
-    gains = _gains(search)
 
     def row_of(points: Sequence[str]) -> R | None:
         return next((rows[name] for name in points if name in rows), None)
@@ -206,10 +205,8 @@ def trials(study: Study[C, R], analysis: CaseAnalysis[C, R], search: KnobSearch,
 
     measured = []
     for one in search.tried:
-        # What the proof measured again counts.
-        again = next((gain for changed, gain in gains if changed == one.changed), None)
         best = f"best, {'proven' if search.proven else 'NOT PROVEN'}" if one.changed == search.best != {} else ""
-        measured.append(trial(one.changed, again or one.gain or NO_GAIN, row_of(one.points), best, is_refused=False))
+        measured.append(trial(one.changed, one.gain or NO_GAIN, row_of(one.points), best, is_refused=False))
     measured.sort(key=lambda one: (not one.note, -one.gain.share if one.gain else 0.0))
     for other in search.failed:
         row = row_of(other.points)

@@ -154,13 +154,14 @@ def write_optimized(directory: Path) -> None:
         tried=[
             TriedKnobs(changed=changed, time_us=1e5 * (1 - share), noise_us=200.0, measurements=2, **more)
             for changed, share, points in (
-                (best, 0.066, names[3]),
-                ({bucket: "4"}, 0.051, names[1]),
-                ({channels: "8"}, 0.019, names[2]),
+                (best, 0.065, names[3]),
+                ({bucket: "4"}, 0.05, names[1]),
+                ({channels: "8"}, 0.02, names[2]),
                 ({}, 0.0, names[0]),
                 ({graph: "true"}, -0.001, ["job_16"]),
             )
-            for more in [{"points": points, "gain": Gain(share, 0.003) if changed else None}]
+            for noise in [0.004 if changed == best else 0.003]
+            for more in [{"points": points, "gain": Gain(share, noise) if changed else None}]
         ],
         failed=[
             FailedKnobs(changed={compressed: "true"}, reason="it does not compute the same", points=["job_17"]),

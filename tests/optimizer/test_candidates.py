@@ -99,7 +99,7 @@ def test_without_a_prediction_the_cause_that_it_mends_is_a_bound() -> None:
     tried, _ = found("ddp.bucket_cap_mb", times_us={"ddp.bucket_cap_mb=4": None})
     four = tried["ddp.bucket_cap_mb=4"]
     assert four.expected == Expected(OF_BOUND * 0.2, 0.0, 0.2, why="issued_late")
-    assert four.in_words == "at most 20.0% (issued_late)"
+    assert four.in_words == "+7.6%, at most 20.0% (issued_late)"
 
 
 def test_what_gains_at_least_as_much_is_a_bound() -> None:

@@ -25,6 +25,7 @@ def test_what_helps_is_found_proven_and_said(tmp_path: Path) -> None:
 
     assert answer.settings == {"test.a_ms": 10}
     assert answer.proven
+    assert answer.verdict == "proven"
     assert 0 < answer.low < answer.gain < answer.high
     assert answer.lines == [f"run: A_MS=10 {shlex.quote(sys.executable)} train.py"]
     assert answer.results == "equal"
@@ -59,6 +60,7 @@ def test_without_a_lever_to_try_two_runs_are_enough(tmp_path: Path) -> None:
     answer = msgspec.json.decode(stdout, type=Answer)
     assert answer.runs == 2
     assert answer.answer.startswith("Keep the command as it is")
+    assert answer.verdict == "keep"
     assert [one.settings for one in answer.trials] == [{}]
     assert not answer.stopped
 
@@ -73,7 +75,9 @@ def test_ctrl_c_ends_with_the_best_so_far_and_resume_goes_on(tmp_path: Path) -> 
         os.kill(process.pid, signal.SIGINT)
         stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 130, stderr
-    assert stdout.startswith("Keep the command as it is: nothing that was tried is faster beyond the noise.")
+    assert stdout.startswith("Not finished, ")
+    assert " Go on with --resume --minutes N" in stdout
+    assert "ended early: interrupted" in stdout
     (line,) = (line for line in stderr.splitlines() if line.startswith("resume with: "))
     assert line.startswith("resume with: overlap-sweep optimize --resume --output found --levers=test ")
     assert line.endswith(f" -- {shlex.quote(sys.executable)} train.py")

@@ -244,7 +244,7 @@ def added(allow: Allowed, line: str = LLAMA, tp_size: int = 1) -> tuple[list[Can
 def test_the_tuners_file_is_a_candidate_and_the_answer_says_how_to_give_it() -> None:
     (file, default), left_out, budget = added("rounding")
     assert (default.value, file.needs, left_out) == ("default", "rounding", {})
-    assert file.in_words == "at most 20.0% (dependency)"
+    assert file.in_words == "+7.6%, at most 20.0% (dependency)"
     assert Path("asked").exists()
     # The rate of runs is without the time of the tuner.
     assert 0 < budget.other_s < budget.elapsed_s - 60 + 1
@@ -275,6 +275,7 @@ def test_the_answer_says_why_no_file_was_tried() -> None:
         **{"answer": "Keep the command as it is.", "settings": {}, "lines": [], "results": "equal", "stopped": ""},
         **{"gain": 0.0, "low": 0.0, "high": 0.0, "proven": False, "step_us": 1.0, "best_us": 1.0},
         **{"memory_gb": None, "memory_before_gb": None, "runs": 2, "minutes": 1.0, "cautions": []},
+        **{"verdict": "keep", "seemed": {}},
         **{"trials": [], "not_allowed": [], "exposed": [], "left_out": {tuned_file.OPTION: "why; `this` makes it"}},
     )
     assert in_lines(answer, Path("report.html"))[-2] == "megatron.tp_comm_overlap=FILE: why; `this` makes it."

@@ -281,7 +281,7 @@ def test_a_proof_that_the_budget_cut_short_decides_nothing_while_the_setting_is_
     assert (found.best, found.proven, trail.cut) == (best, proven, most < math.inf)
     (note,) = found.notes
     assert note.startswith("The budget ended" if not proven else "Seemed faster")
-    assert f"instead of 187.5 in {rounds} rounds" in note
+    assert f"instead of 187.5 after {rounds} rounds" in note
 
 
 def test_one_round_proves_nothing_however_much_faster_the_setting_is() -> None:

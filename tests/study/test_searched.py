@@ -45,7 +45,7 @@ def test_changes_of_the_answer_stand_beside_what_was_expected_of_them(tmp_path: 
     ]
     assert (drawn.rows[1].low, drawn.rows[1].high) == pytest.approx((0.047, 0.053), rel=1e-3)
     assert drawn.rows[1].cells == ["95,000", "+5.0% (4.7 to 5.3)", "+6.0% (4.0 to 8.0)"]
-    assert drawn.rows[2].cells[2] == "at most 3.0% (contention)"
+    assert drawn.rows[2].cells[2] == "+1.1%, at most 3.0% (contention)"
     assert drawn.subtitle == "each change alone, then together, as proven"
 
 
@@ -98,6 +98,21 @@ def test_a_single_change_is_the_answer_itself_and_an_unproven_one_says_so(tmp_pa
     assert (table.listing.rows[0].setting, table.listing.rows[0].note) == ("ddp.bucket_cap_mb=4", "best, NOT PROVEN")
 
 
+def test_a_search_that_could_not_decide_is_no_advice_to_keep_the_reference(tmp_path: Path) -> None:
+    """Nor of what its single runs would say."""
+    parts(write(tmp_path), best={}, gain=Gain(0.0, 0.2), contributions=[], time_us=100_000.0, verdict="undecided")
+    ((section,),) = [analyse(tmp_path / "sweep", AnalysisConfig(), "").sections]
+    (answer,) = section.answers
+    assert answer.sentences[0].startswith("Undecided: the runs do not show whether anything is faster")
+    (compared,) = [answer.compared] if answer.compared else []
+    standings = {row.setting: row.standing for row in compared.rows}
+    assert standings["defaults"] == "reference"
+    assert not any("best" in standing for standing in standings.values())
+    # All tables have the times that the search compared.
+    times = {row.setting: row.time_us for row in compared.rows}
+    assert times["ddp.bucket_cap_mb=4"] == pytest.approx(95_000)
+
+
 def test_where_nothing_is_better_there_are_trials_and_in_earlier_records_nothing(tmp_path: Path) -> None:
     chart, table, _ = parts(write(tmp_path), best={}, gain=Gain(0.0, 0.004), contributions=[], time_us=100_000.0)
     assert chart.chart
@@ -121,7 +136,7 @@ def test_where_nothing_is_better_there_are_trials_and_in_earlier_records_nothing
 
 def test_expectations_in_words() -> None:
     assert Expected(-0.02, -0.05, 0.01, is_predicted=True).in_words == "-2.0% (-5.0 to 1.0)"
-    assert Expected(0.01, 0.0, 0.03).in_words == "at most 3.0%"
+    assert Expected(0.01, 0.0, 0.03).in_words == "+1.0%, at most 3.0%"
     assert Gain(0.1, float("nan")).in_brief == "+10.0%"
 
 
