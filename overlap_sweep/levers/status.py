@@ -57,6 +57,13 @@ def inspected(directories: Iterable[Path]) -> dict[tuple[str, object], str]:
     }
 
 
+def variables(directories: Iterable[Path]) -> dict[str, str]:
+    """Returns the values that variables of levers have in what was inspected in these run directories, by lever;
+    without those that are not set."""
+    said = (one for directory in directories for own in statuses(directory) for one in own)
+    return {one.lever: one.reason for one in said if one.status in (APPLIES, THERE) and one.reason}
+
+
 def statuses(directory: Path) -> list[list[LeverStatus]]:
     """Returns what each process has said so far, without a last line that is still being written."""
     texts = (path.read_text() for path in sorted(directory.glob(f"{LEVERS_FILE}_*")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -9,7 +10,8 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.levers import OPTION
+from overlap_sweep.levers import OPTION, levers
+from overlap_sweep.levers.status import variables
 from overlap_sweep.optimizer import tuned_file
 from overlap_sweep.optimizer.candidates import Candidate
 from overlap_sweep.optimizer.record import OptimizeRecord
@@ -154,7 +156,13 @@ def read_answer(directory: Path) -> Answer:
         proven=is_better,
         step_us=reference.time_us,
         best_us=winner.time_us,
-        lines=[f"run: {STUDY.to_use(analysis)}", *write.splitlines()] if is_better else [],
+        lines=[
+            f"run: {STUDY.to_use(analysis)}",
+            *set_by_command([directory / name for name in record.first_runs], _settings(winner.options)),
+            *write.splitlines(),
+        ]
+        if is_better
+        else [],
         memory_gb=winner.peak_memory_gb,
         memory_before_gb=reference.peak_memory_gb,
         results=winner.equality.verdict if winner.equality and is_better else "equal",
@@ -198,6 +206,15 @@ def undecided(found: KnobSearch, runs_ms: Sequence[float], load: str, gain: Gain
         names = ", ".join(f"{key.removeprefix(OPTION)}={value}" for key, value in found.seemed.items())
         parts.append(f" {names} may gain {gain.in_brief}, NOT PROVEN.")
     return "".join([*parts, f" Go on with --resume --minutes N{' when the machine is idle' if load else ''}."])
+
+
+def set_by_command(first_runs: Sequence[Path], settings: Mapping[str, Scalar]) -> Iterator[str]:
+    """Yields a line for each variable that the command sets itself: one in front of it would be replaced there."""
+    seen = variables(first_runs)
+    for name, value in settings.items():
+        lever, now = levers().get(name), seen.get(name, "")
+        if lever and now and value is not None and os.environ.get(lever.environment) != now.partition("=")[2]:
+            yield f"where the command sets {now}: {lever.environment}={lever.assigned(value)}"
 
 
 def _settings(options: Mapping[str, Scalar]) -> dict[str, Scalar]:

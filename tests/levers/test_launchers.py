@@ -1,6 +1,7 @@
 """How many training processes a command starts, for commands as programs' documentation has them."""
 
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -63,3 +64,21 @@ TEXTS = {"ds.yaml": "distributed_type: DEEPSPEED\nnum_machines: 1\nnum_processes
 )
 def test_the_launcher_next_to_the_script_says_how_many(command: str, processes: int | None) -> None:
     assert started_processes(shlex.split(command), TEXTS) == processes
+
+
+@pytest.mark.parametrize(
+    ("script", "processes"),
+    [
+        (
+            "set -e\nexport CUDA_DEVICE_MAX_CONNECTIONS=1\ntorchrun --standalone \\\n  --nproc-per-node=4 train.py  # ours\n",
+            4,
+        ),
+        ("torchrun --nproc-per-node=$GPUS train.py", None),
+        ("torchrun --nproc-per-node=2 a.py\ntorchrun --nproc-per-node=4 b.py", None),
+        ("echo it's\npython train.py", None),
+    ],
+)
+def test_a_script_of_a_shell_is_read(script: str, processes: int | None, tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(script)
+    assert started_processes(["bash", str(tmp_path / "run.sh")], {}) == processes
+    assert started_processes(["bash", str(tmp_path / "none.sh")], {}) is None

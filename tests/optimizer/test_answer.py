@@ -3,8 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-from overlap_sweep.optimizer.answer import undecided
+import pytest
+
+from overlap_sweep.levers.status import APPLIES, LeverStatus, add_status
+from overlap_sweep.optimizer.answer import set_by_command, undecided
 from overlap_sweep.results.gain import NO_GAIN, Gain
+from overlap_sweep.results.measured import Scalar
 from overlap_sweep.results.points import read_points
 from overlap_sweep.results.provenance import highest_load
 from overlap_sweep.results.records import KnobSearch, TriedKnobs
@@ -53,3 +57,16 @@ def test_a_load_is_said_that_the_cores_are_too_few_for(tmp_path: Path) -> None:
         make_point("job", tmp_path / name, conditions=moments or {"before": {"load_1min": 9.0}})
     assert highest_load(read_points(tmp_path / "idle").points) == ""
     assert highest_load(read_points(tmp_path).points) == "5.0 on 2 cores"
+
+
+def test_variables_that_the_command_sets_are_written_where_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, said in (("cuda.max_connections", "CUDA_DEVICE_MAX_CONNECTIONS=1"), ("nccl.max_ctas", "")):
+        add_status(str(tmp_path), LeverStatus(name, 8, APPLIES, said))
+    settings: dict[str, Scalar] = {"cuda.max_connections": 32, "nccl.max_ctas": 8, "ddp.bucket_cap_mb": 4}
+    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
+    lines = [*set_by_command([tmp_path], settings)]
+    assert lines == ["where the command sets CUDA_DEVICE_MAX_CONNECTIONS=1: CUDA_DEVICE_MAX_CONNECTIONS=32"]
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    assert not [*set_by_command([tmp_path], settings)]
