@@ -25,9 +25,9 @@ from overlap_sweep.hydra_adapter.overrides import override_value
 from overlap_sweep.levers import OPTION
 from overlap_sweep.levers.programs import text
 from overlap_sweep.optimizer.answer import Answer
-from overlap_sweep.optimizer.candidates import Allowed, allowed
-from overlap_sweep.optimizer.record import OptimizeRecord
+from overlap_sweep.optimizer.candidates import Allowed
 from overlap_sweep.results.measured import Scalar
+from overlap_sweep.results.records import KnobRecord
 
 REPETITIONS = range(3)
 QUICK = ["runtime.device=cpu", "job.skip_steps=2", "job.steps=8", "job.profile_steps=2"]
@@ -140,16 +140,14 @@ def optimized(folder: Path, command: str, minutes: float, allow: Allowed, levers
 
 
 def swept(folder: Path, allow: Allowed, command: str) -> Times:
-    """Measures each candidate alone, then the pairs of those that were faster beyond the noise."""
-    record = OptimizeRecord.read(folder / allow / OptimizeRecord.FILE)
-    tried = [one for one in record.candidates if allowed(one.needs, allow)]
+    """Measures each value alone, then the pairs of those that were faster beyond the noise."""
+    (searched,) = KnobRecord.read(folder / allow / KnobRecord.FILE).searches
     sweep = folder / f"sweep_{allow}"
     # By repetition first, so that runs of a setting are spread over the whole time.
     for repetition in REPETITIONS:
         launch(sweep, command, f"repetition={repetition}")
-        for lever in dict.fromkeys(one.lever for one in tried):
-            values = ",".join(override_value(one.value) for one in tried if one.lever == lever)
-            launch(sweep, command, f"repetition={repetition}", f"+{OPTION}{lever}={values}")
+        for key, (_, *values) in searched.knobs.items():
+            launch(sweep, command, f"repetition={repetition}", f"+{key}={','.join(values)}")
     times = times_of(sweep)
     helped = [next(iter(one)) for one in times if len(one) == 1 and gain(times, one)[0] > gain(times, one)[1]]
     for both in itertools.combinations(helped, 2):

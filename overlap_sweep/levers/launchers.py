@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 from overlap_sweep.levers import programs, shells
 
@@ -46,7 +48,8 @@ def started_processes(words: Sequence[str], texts: Mapping[str, str]) -> int | N
     `shells.recognised`.
     """
     if shells.hidden(words):
-        return None
+        found = {each for line in _lines(words) if (each := started_processes(line, texts))}
+        return found.pop() if len(found) == 1 else None
     every = shells.all_words(words)
     script = programs.script_of(every)
     names = [PurePath(word).name for word in (every[: every.index(script)] if script else every)]
@@ -63,6 +66,19 @@ def started_processes(words: Sequence[str], texts: Mapping[str, str]) -> int | N
         if names[at] in count.launchers and processes and nodes:
             return processes * nodes
     return None
+
+
+def _lines(words: Sequence[str]) -> Iterator[list[str]]:
+    """Yields the words of each line of the script that a shell runs, without such as only a shell understands."""
+    if len(words) < 2 or PurePath(words[0]).name not in ("bash", "sh", "zsh"):
+        return
+    path = Path(words[1])
+    text = path.read_text(errors="replace") if path.is_file() else ""
+    for line in text.replace("\\\n", " ").splitlines():
+        with suppress(ValueError):
+            found = shlex.split(line, comments=True)
+            if found and not shells.hidden(found):
+                yield found
 
 
 def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -70,7 +70,7 @@ def test_the_launcher_next_to_the_script_says_how_many(command: str, processes: 
     ("script", "processes"),
     [
         (
-            "set -e\nexport CUDA_DEVICE_MAX_CONNECTIONS=1\ntorchrun --standalone \\\n  --nproc-per-node=4 train.py  # ours\n",
+            "set -e\nexport A=1\ntorchrun --standalone \\\n  --nproc-per-node=4 train.py  # ours\n",
             4,
         ),
         ("torchrun --nproc-per-node=$GPUS train.py", None),
