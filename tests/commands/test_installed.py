@@ -51,7 +51,8 @@ def test_help_names_every_command(tmp_path: Path) -> None:
         (
             ["optimize", "torchrun", "train.py"],
             2,
-            "error: The command is missing; give it after --, as in: overlap-sweep optimize -- torchrun train.py\n",
+            "error: The command is given after --; put -- before torchrun: "
+            "overlap-sweep optimize -- torchrun train.py\n",
         ),
         (["optimize", "--"], 2, "error: The command is missing after --.\n"),
         (["optimize", "--minuts=3", "--", "x"], 2, "error: Unknown option --minuts. Did you mean --minutes?\n"),
@@ -61,7 +62,12 @@ def test_help_names_every_command(tmp_path: Path) -> None:
             "error: --memory 900% is no share of the memory; give such as 90% or 0.9.\n",
         ),
         (["optimize", "--levers=fsdp9", "--", "x"], 2, "error: Unknown lever fsdp9. Did you mean fsdp2?\n"),
-        (["optimize", "fast", "--", "x"], 2, "error: fast is no option KEY=VALUE; your command comes after --.\n"),
+        (
+            ["optimize", "fast", "--", "x"],
+            2,
+            "error: fast is no option KEY=VALUE; put -- before your command: "
+            "overlap-sweep optimize -- torchrun train.py\n",
+        ),
         (
             ["optimize", "job.env.A=1,2", "--", "x"],
             2,
