@@ -20,12 +20,11 @@ from overlap_sweep.optimizer.knobs import knobs_of, prior_of
 from overlap_sweep.optimizer.nccl_files import FAMILIES
 from overlap_sweep.optimizer.workflow import optimize
 from overlap_sweep.report.searches import knob_lines
-from overlap_sweep.results.records import KnobRecord
 from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.runtime.progress import announce, shown_waiting
 from overlap_sweep.search import conduct
 from overlap_sweep.search.knob_space import KnobSpace
-from overlap_sweep.search.knob_sweeper import Searching
+from overlap_sweep.search.knob_sweeper import Searching, record_of
 from overlap_sweep.search.knobs import search
 from overlap_sweep.search.measured import Measurements, SearchInputs
 
@@ -77,21 +76,12 @@ def _search(inputs: SearchInputs, option: str) -> None:
     prior = prior_of(space.knobs, tried, key_of)
     searching = Searching(space, measurements, share=1.0, prior=prior)
 
-    def record() -> KnobRecord:
-        budget = measurements.budget
-        return KnobRecord(
-            points=budget.points,
-            reused=measurements.reused,
-            elapsed_s=budget.elapsed_s,
-            searches=[searching.found],
-            finals=[],
-        )
-
     conduct(search(searching.trail, inputs.config.search), searching.measure)
     searching.ended = True
-    path = record().write(measurements.directory)
+    record = record_of(measurements, [searching])
+    path = record.write(measurements.directory)
     outcomes.answered = searching.found.time_us is not None
-    print("\n".join(knob_lines(record())))
+    print("\n".join(knob_lines(record)))
     print(f"nccl: all measurements are in {path}", flush=True)
 
 

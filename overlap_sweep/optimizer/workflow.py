@@ -36,13 +36,12 @@ from overlap_sweep.optimizer.groups import purposes_of
 from overlap_sweep.optimizer.knobs import knobs_of, prior_of
 from overlap_sweep.optimizer.record import OptimizeRecord
 from overlap_sweep.report.numbers import as_percent, as_us, some_of
-from overlap_sweep.results.records import KnobRecord
 from overlap_sweep.results.run_directory import Result
 from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.runtime.point import limits
 from overlap_sweep.runtime.progress import announce, shown_waiting
 from overlap_sweep.search import Setting, conduct
-from overlap_sweep.search.knob_sweeper import Searching
+from overlap_sweep.search.knob_sweeper import Searching, record_of
 from overlap_sweep.search.knob_trail import Answer, KnobTrail
 from overlap_sweep.search.knobs import search
 from overlap_sweep.search.measured import Budget, Measurements, SearchInputs
@@ -78,7 +77,7 @@ def optimize(inputs: SearchInputs, levers: Sequence[str] = (), least: Allowed = 
     )
     # For the answer, should the tuner be interrupted.
     record.write(directory)
-    _write(measurements, Searching(space, measurements, share=1.0))
+    record_of(measurements, [Searching(space, measurements, share=1.0)]).write(directory)
     _add_files(found, left_out.not_here, recorded, first[0], measurements.budget, allow)
     tried = [one for one in found if allowed(one.needs, allow)]
     not_allowed = [one for one in found if one not in tried]
@@ -99,14 +98,14 @@ def optimize(inputs: SearchInputs, levers: Sequence[str] = (), least: Allowed = 
     )
 
     def measure(settings: Sequence[Setting]) -> list[Answer]:
-        _write(measurements, searching)
+        record_of(measurements, [searching]).write(directory)
         # Nothing is said again of what was measured before it went on.
         if measurements.budget.points > measurements.reused and (line := searching.progress):
             print(f"optimize: {line.replace(OPTION, '')}", flush=True)
         with limits.giving_up(_too_slow_us(searching.trail, inputs.config.search.reach)):
             return searching.measure(settings)
 
-    _write(measurements, searching)
+    record_of(measurements, [searching]).write(directory)
     record.not_allowed = not_allowed
     record.write(directory)
     effort = Search(**inputs.config.search)
@@ -115,25 +114,13 @@ def optimize(inputs: SearchInputs, levers: Sequence[str] = (), least: Allowed = 
         effort.repeats = min(effort.repeats, FIRST_RUNS)
     conduct(search(searching.trail, effort), measure)
     searching.ended = True
-    _write(measurements, searching)
+    record_of(measurements, [searching]).write(directory)
     if searching.found.proven:
         best = {key.removeprefix(OPTION): value.strip('"') for key, value in searching.found.best.items()}
         multicast = space.point().runtime.multicast
         for line in nccl_files.write(directory, best, recorded.purposes, recorded.nccl_version, multicast=multicast):
             print(f"optimize: {line}", flush=True)
     outcomes.answered = searching.found.time_us is not None
-
-
-def _write(measurements: Measurements, searching: Searching) -> None:
-    """Writes knobs.json."""
-    budget = measurements.budget
-    KnobRecord(
-        points=budget.points,
-        reused=measurements.reused,
-        elapsed_s=budget.elapsed_s,
-        searches=[searching.found],
-        finals=[],
-    ).write(measurements.directory)
 
 
 def _recorded(directory: Path, first: Sequence[Result]) -> Recorded:

@@ -137,6 +137,20 @@ class Searching:
         return sample.scaled(self._amount / sample.amount)
 
 
+def record_of(
+    measurements: Measurements, searches: Sequence[Searching], finals: Sequence[KnobFinal] = ()
+) -> KnobRecord:
+    """Returns what knobs.json has of searches, at this time."""
+    budget = measurements.budget
+    return KnobRecord(
+        points=budget.points,
+        reused=measurements.reused,
+        elapsed_s=budget.elapsed_s,
+        searches=[searching.found for searching in searches],
+        finals=[*finals],
+    )
+
+
 def answer(trail: KnobTrail, points: Mapping[Setting, list[str]]) -> KnobSearch:
     """Returns the answer of a running or ended search. `points`: names of those that measured each setting."""
     pairs = zip(trail.knobs, trail.baseline, strict=True)
@@ -211,19 +225,10 @@ def sweep(inputs: SearchInputs) -> None:
         spaces = find_spaces(inputs)
     measurements = Measurements.begin(inputs)
     announce([space.point() for space in spaces], outcomes)
-    budget, searches, held = measurements.budget, list[Searching](), list[KnobFinal]()
-
-    def record() -> KnobRecord:
-        return KnobRecord(
-            points=budget.points,
-            reused=measurements.reused,
-            elapsed_s=budget.elapsed_s,
-            searches=[searching.found for searching in searches],
-            finals=held,
-        )
+    searches, held = list[Searching](), list[KnobFinal]()
 
     def measure(settings: Sequence[Setting]) -> list[Answer]:
-        record().write(measurements.directory)
+        record_of(measurements, searches, held).write(measurements.directory)
         if line := searches[-1].progress:
             print(f"knobs: {line}", flush=True)
         return searches[-1].measure(settings)
@@ -249,7 +254,7 @@ def sweep(inputs: SearchInputs) -> None:
         final = finals.hold([one for one in searches if one.space in contest], max(2, inputs.config.search.repeats))
         final.left_out = {**refused, **final.left_out}
         held.append(final)
-    path = record().write(measurements.directory)
+    path = record_of(measurements, searches, held).write(measurements.directory)
     outcomes.answered = any(searching.found.time_us is not None for searching in searches)
-    print("\n".join(knob_lines(record())))
+    print("\n".join(knob_lines(record_of(measurements, searches, held))))
     print(f"knobs: all measurements are in {path}", flush=True)
