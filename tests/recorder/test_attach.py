@@ -73,7 +73,6 @@ def main(*arguments):
         {each}
     if dist.is_initialized():
         dist.destroy_process_group()
-    if arguments:
         # gloo's threads outlive it: one that still holds a tensor when Python ends aborts the process.
         time.sleep(0.5)
 
