@@ -61,7 +61,7 @@ def test_what_the_trace_shows_is_tried(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        (["workload=operator"], "hydra/sweeper=nccl is for workload=job,fsdp, not for workload=operator"),
+        (["workload=operator"], "hydra/sweeper=nccl is for workload=job,fsdp,tp_training, not for workload=operator"),
         (["workload=fsdp", "runtime.device=cpu", "distributed.dp_size=1"], "NCCL runs on GPUs only"),
     ],
 )
