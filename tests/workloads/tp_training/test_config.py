@@ -133,7 +133,7 @@ def test_variables_of_nccl_are_an_option_of_a_setting() -> None:
     assert {name: value for name, value in options.items() if "env" in name} == {"tp_training.env.NCCL_MAX_CTAS": "8"}
     assert point_key(point) != point_key(tp_point("impl=megatron"))
     assert tp_point("impl=megatron").tp_training.env is None
-    with pytest.raises(UserError, match="tp_training.env.PATH is not a variable of NCCL"):
+    with pytest.raises(UserError, match=r"tp_training\.env\.PATH is not a variable of NCCL"):
         tp_point("impl=megatron", "+tp_training.env.PATH=x")
 
 
