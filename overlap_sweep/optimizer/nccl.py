@@ -31,7 +31,7 @@ from overlap_sweep.search.measured import Measurements, SearchInputs
 if TYPE_CHECKING:
     from overlap_sweep.predict.predictions import Prediction
 
-OPTION_OF = {"fsdp": "distributed.env"}
+OPTION_OF = {"fsdp": "distributed.env", "tp_training": "tp_training.env"}
 """Option of a workload that sets variables of its workers."""
 
 

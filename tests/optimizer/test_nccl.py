@@ -61,7 +61,7 @@ def test_what_the_trace_shows_is_tried(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        (["workload=operator"], "hydra/sweeper=nccl is for workload=job,fsdp, not for workload=operator"),
+        (["workload=operator"], "hydra/sweeper=nccl is for workload=job,fsdp,tp_training, not for workload=operator"),
         (["workload=fsdp", "runtime.device=cpu", "distributed.dp_size=1"], "NCCL runs on GPUs only"),
     ],
 )
@@ -70,8 +70,19 @@ def test_where_nccl_does_not_run(typed: list[str], said: str, tmp_path: Path) ->
         nccl(stand_in.inputs(*typed))
 
 
+@pytest.mark.parametrize(
+    ("section", "typed"),
+    [
+        ("distributed", ("workload=fsdp", "model=ranking_tiny", "runtime.device=cuda", "distributed.dp_size=2")),
+        ("tp_training", ("workload=tp_training", "model=qwen3_tiny", "runtime.device=cuda", "tp_size=2")),
+    ],
+)
 def test_a_training_of_ours_gets_the_variables_that_its_trace_calls_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    section: str,
+    typed: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     expected = Expected(0.05, 0.02, 0.08, is_predicted=True)
     worth = [Candidate("nccl.max_ctas", value, "rounding", expected) for value in (8, 4)]
@@ -80,17 +91,18 @@ def test_a_training_of_ours_gets_the_variables_that_its_trace_calls_for(
     monkeypatch.setattr("overlap_sweep.optimizer.nccl.tried_in", lambda traces: read.extend(traces) or worth)
 
     def answer(point: Mapping[str, Any]) -> Result:
-        blocks = point["distributed"]["env"].get("NCCL_MAX_CTAS")
+        blocks = (point[section]["env"] or {}).get("NCCL_MAX_CTAS")
         time_us = {None: 10_000.0, "8": 9_300.0, "4": 9_900.0}[blocks]
-        run = {"step_us": time_us, "none_us": 12_000.0, "floor_us": 8_000.0, "spread_us": 0.003 * time_us}
-        return made_result("fsdp", point, **run, objective_us=time_us, started=None, traces=["trace_rank0.json.gz"])
+        run = {"step_us": time_us, "spread_us": 0.003 * time_us, "objective_us": time_us, "started": None}
+        if section == "distributed":
+            run |= {"none_us": 12_000.0, "floor_us": 8_000.0}
+        return made_result(typed[0].partition("=")[2], point, **run, traces=["trace_rank0.json.gz"])
 
-    typed = ("workload=fsdp", "model=ranking_tiny", "runtime.device=cuda", "distributed.dp_size=2")
     with sweep_of(tmp_path, *typed, answer=answer) as stand_in:
         nccl(stand_in.inputs(*typed))
 
     (found,) = KnobRecord.read(tmp_path / KnobRecord.FILE).searches
-    assert found.best == {"+distributed.env.NCCL_MAX_CTAS": "8"}
+    assert found.best == {f"+{section}.env.NCCL_MAX_CTAS": "8"}
     assert found.proven
     assert [path.name for path in read] == ["trace_rank0.json.gz"]
     assert "nccl.max_ctas=8  +5.0% (2.0 to 8.0)" in capsys.readouterr().out

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from overlap_sweep.backends.installed import unusable
 from overlap_sweep.errors import UserError
+from overlap_sweep.nccl import variables
 from overlap_sweep.overlap import models, overlap_cfg, space
 from overlap_sweep.results.identity import key_of, point_identity
 from overlap_sweep.workloads import Sample, Searchable, Workers, Workload, run_of, tp_groups_on_nodes, tp_ranks
@@ -71,6 +72,7 @@ def complete(config: Asked) -> dict[str, object]:
             setattr(training, name, None)
     # It changes where results go, not what is measured.
     training.output_dir = None
+    training.env = variables.checked("tp_training.env", training.env or {}) or None
     if training.warmup_steps >= training.num_training_steps:
         raise UserError(
             f"tp_training.warmup_steps={training.warmup_steps} leaves no steps to time of "
@@ -270,7 +272,8 @@ def _cost(point: Resolved) -> tuple[object, ...]:
 def _workers(point: Resolved, directory: Path) -> Workers:
     """Returns the requirements on the workers. Stacks never share processes, since they patch each other's libraries,
     and their memory is compared."""
-    return Workers(max_connections=_queues(point), company=point.impl)
+    environment = {name: str(value) for name, value in (point.tp_training.env or {}).items()}
+    return Workers(max_connections=_queues(point), company=point.impl, environment=environment)
 
 
 def _queues(point: Resolved) -> int:
@@ -336,6 +339,7 @@ WORKLOAD = Workload(
         sample=_sample,
         same_point=_same_point,
         options=("tp_training.",),
+        of_gpus=("tp_training.env.",),
         cases=(*_CASES, *(f"tp_training.{name}" for name in (*TRAINED, *REPORTED))),
         rivals=_rivals,
         deviation=_deviation,

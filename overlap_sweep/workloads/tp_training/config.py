@@ -84,6 +84,9 @@ class TpTraining:
     ddp_bucket_size: Annotated[int, Meta(ge=1, le=10**12)] | None = None
     """megatron, with overlap_grad_reduce: number of parameters in a bucket. null: 40 million, or with more than
     40 data-parallel ranks a million per rank."""
+    env: dict[str, Any] | None = field(default_factory=dict)
+    """Environment variables of the workers for NCCL, RCCL and their transports. Each environment needs its own torchrun
+    group."""
     overlap_comm: bool | None = False
     """autotp, with ZeRO: reduce gradients during the backward pass."""
     reduce_bucket_size: Annotated[int, Meta(ge=1, le=10**12)] | None = 500_000_000
@@ -197,6 +200,7 @@ class ResolvedTraining(TpTraining):
     zero_stage: Annotated[int, Meta(ge=0, le=2)] | None = None
     use_distributed_optimizer: bool | None = None
     overlap_grad_reduce: bool | None = None
+    env: dict[str, Any] | None = None
     overlap_comm: bool | None = None
     reduce_bucket_size: Annotated[int, Meta(ge=1, le=10**12)] | None = None
     allgather_bucket_size: Annotated[int, Meta(ge=2, le=10**12)] | None = None

@@ -46,6 +46,8 @@ STACK_OPTIONS = (
     *DATA_PARALLEL_OPTIONS,
 )
 """Options of `tp_training` that change how a step is computed, not what."""
+ENVIRONMENT = "tp_training.env."
+"""Beginning of variables of the workers as options."""
 WORK = "token and GPU"
 
 
@@ -56,6 +58,7 @@ def options_of(config: Asked) -> Options:
         "tp_size": config.tp_size,
         "dp_size": config.dp_size,
         **{f"tp_training.{name}": getattr(config.tp_training, name) for name in STACK_OPTIONS},
+        **{f"{ENVIRONMENT}{name}": value for name, value in (config.tp_training.env or {}).items()},
         "runtime.max_connections": config.runtime.max_connections,
     }
     return {name: value for name, value in found.items() if value is not None}

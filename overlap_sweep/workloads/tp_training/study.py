@@ -28,6 +28,7 @@ from overlap_sweep.study.settings import DEFAULTS, Options, key, value_in_words
 from overlap_sweep.workloads.tp_training.config import REPORTED, Resolved, TpTraining
 from overlap_sweep.workloads.tp_training.result import TpTrainingRun
 from overlap_sweep.workloads.tp_training.rows import (
+    ENVIRONMENT,
     NAMING,
     Losses,
     StepCommunication,
@@ -176,7 +177,9 @@ class TpTrainingStudy(Study[TpTrainingCase, TpTrainingRow]):
     def to_use(self, analysis: Analysis) -> str:
         best, naming = analysis.best.options, self.naming
         shown = [name for name in naming.changed(best) if name in analysis.differing]
-        return shlex.join(f"{name}={value_in_words(best[name])}" for name in shown)
+        # Hydra adds keys that the configuration does not list only with ++.
+        added = ("++" if name.startswith(ENVIRONMENT) else "" for name in shown)
+        return shlex.join(f"{plus}{name}={value_in_words(best[name])}" for plus, name in zip(added, shown, strict=True))
 
     def sentences(self, analysis: Analysis) -> Iterator[str]:
         """Yields the fastest on each grid of ranks, and whether the losses agree."""

@@ -15,6 +15,7 @@ from overlap_sweep.runtime.group_config import GroupConfig
 from overlap_sweep.workloads import tp_training
 from overlap_sweep.workloads.tp_training import hugging_face
 from overlap_sweep.workloads.tp_training.config import DATA_PARALLEL_OPTIONS, Resolved
+from overlap_sweep.workloads.tp_training.rows import options_of
 from tests.composed import composed, tp_point
 
 
@@ -123,6 +124,17 @@ def test_implementations_share_no_process() -> None:
     assert len(configs) == 3
     assert GroupConfig.of(tp_point("impl=megatron")).max_connections == 1
     assert GroupConfig.of(tp_point("impl=autotp")).max_connections == 8
+
+
+def test_variables_of_nccl_are_an_option_of_a_setting() -> None:
+    point = tp_point("impl=megatron", "+tp_training.env.NCCL_MAX_CTAS=8", "+tp_training.env.NCCL_ALGO=null")
+    assert ("NCCL_MAX_CTAS", "8") in GroupConfig.of(point).environment
+    options = options_of(point)
+    assert {name: value for name, value in options.items() if "env" in name} == {"tp_training.env.NCCL_MAX_CTAS": "8"}
+    assert point_key(point) != point_key(tp_point("impl=megatron"))
+    assert tp_point("impl=megatron").tp_training.env is None
+    with pytest.raises(UserError, match=r"tp_training\.env\.PATH is not a variable of NCCL"):
+        tp_point("impl=megatron", "+tp_training.env.PATH=x")
 
 
 def test_a_tuned_file_becomes_part_of_the_point(tmp_path: Path) -> None:
