@@ -234,7 +234,7 @@ def _tell_apart(trail: KnobTrail, effort: Search) -> Steps:
 
 def _most_likely(trail: KnobTrail, effort: Search) -> Generator[Sequence[Setting], Sequence[Answer], Setting]:
     """Returns the setting to prove. Where several that are expected to gain come close, it is the one that gains most,
-    even if the noise is against it, in the same rounds."""
+    even if the noise is against it, in the same rounds, or one of fewer changes that it does not beat there."""
     best = trail.best
     if not trail.prior or best == trail.baseline:
         return best
@@ -242,7 +242,11 @@ def _most_likely(trail: KnobTrail, effort: Search) -> Generator[Sequence[Setting
     yield from _alternate(trail, effort, best, close)
     proof = trail.proof
     gains = {one: proof.share(trail.baseline, one) for one in (best, *close) if _rounds_of(trail, one) >= 2}
-    return max(gains, key=lambda one: gains[one].interval[0], default=best)
+    if not gains:
+        return best
+    fastest = max(gains, key=lambda one: gains[one].interval[0])
+    tied = [one for one in gains if one == fastest or not proof.beats(fastest, one)]
+    return min(tied, key=lambda one: (len(trail.changed(one)), -gains[one].interval[0]))
 
 
 def _go_on(trail: KnobTrail, effort: Search) -> Steps:
