@@ -134,21 +134,23 @@ def _parted(words: list[str]) -> tuple[list[str], list[str]]:
     return words[: len(words) - len(command)], command
 
 
-def check_dashes(typed: Sequence[str], options: Mapping[str, bool]) -> None:
-    """Raises UsageError if a command begins without `--`. `options`: of each option, whether a value follows it."""
+def missing_dashes(typed: Sequence[str], options: Mapping[str, bool]) -> str:
+    """Returns what to say of a command that begins without `--`; empty if it has them. `options`: of each option,
+    whether a value follows it."""
     words = iter(enumerate(typed))
     for at, word in words:
         name, equals, _ = word.partition("=")
         if word == "--" or (word.startswith("-") and name not in options):
-            return
+            return ""
         if word.startswith("-"):
             if options[name] and not equals:
                 next(words, None)
         elif not equals and "--" in typed:
-            raise UsageError(f"{word} is no option KEY=VALUE; put -- before your command: {NAME} -- torchrun train.py")
+            return f"{word} is no option KEY=VALUE; put -- before your command: {NAME} -- torchrun train.py"
         elif not equals:
             line = shlex.join([*NAME.split(), *typed[:at], "--", *typed[at:]])
-            raise UsageError(f"The command is given after --; put -- before {word}: {line}")
+            return f"The command is given after --; put -- before {word}: {line}"
+    return ""
 
 
 def resumed(typed: Sequence[str], directory: Path) -> list[str]:
@@ -206,7 +208,8 @@ def main() -> None:
     app.command(context_settings={"help_option_names": ["-h", "--help"]})(optimize)
     options = {name: not getattr(one, "is_flag", False) for one in get_command(app).params for name in one.opts}
     try:
-        check_dashes(sys.argv[1:], options)
+        if said := missing_dashes(sys.argv[1:], options):
+            raise UsageError(said)
         sys.exit(app(prog_name=NAME, standalone_mode=False))
     except UserError as error:
         end(error)

@@ -104,12 +104,13 @@ class Levers:
 
     def _check_variables(self) -> None:
         """Says of variables that the training has other values of that they are not applied."""
+        wanted = environment(self._variables)
         for name in self._variables:
             variable = levers()[name].environment
-            wanted, now = environment(self._variables)[variable], os.environ.get(variable)
-            if now != wanted:
+            now = os.environ.get(variable)
+            if now != wanted[variable]:
                 mend = "" if self._override else f"; {_OVERRIDE}"
-                does = "unsets it" if now is None else f"sets {variable}={now}"
+                does = f"unsets {variable}" if now is None else f"sets {variable}={now}"
                 self._say_of(name, self._variables[name], SKIPPED, f"the command {does} itself{mend}")
 
     def _wrap(self, names: Sequence[str], module: ModuleType, attribute: str) -> None:

@@ -204,7 +204,8 @@ def undecided(found: KnobSearch, runs_ms: Sequence[float], load: str, gain: Gain
     parts.append(f": a step of {AS_IT_IS} took {took} in {counted(len(runs_ms), 'run')}{busy}.")
     if found.seemed:
         names = ", ".join(f"{key.removeprefix(OPTION)}={value}" for key, value in found.seemed.items())
-        parts.append(f" {names} may gain {gain.in_brief}, NOT PROVEN.")
+        gains = gain.in_brief if gain.share > 0 else f"up to {as_percent(gain.interval[1])}"
+        parts.append(f" {names} may gain {gains}, NOT PROVEN.")
     return "".join([*parts, f" Go on with --resume --minutes N{' when the machine is idle' if load else ''}."])
 
 
