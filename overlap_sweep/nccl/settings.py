@@ -5,6 +5,7 @@ Facts of NCCL 2.30 (src/graph/tuning.cc) and Megatron-Core 0.16 (parallel_state)
 
 from __future__ import annotations
 
+import re
 from fnmatch import fnmatchcase
 from typing import Annotated, Literal
 
@@ -59,6 +60,11 @@ MEGATRON_GROUPS = {
 
 Positive = Annotated[int, Meta(ge=1)]
 KNOBS = ("high_priority", "cga_cluster_size", "max_ctas", "min_ctas", "cta_policy", "algorithm", "protocol")
+
+
+def is_older(nccl: str, since: tuple[int, int]) -> bool:
+    """Returns whether a version of NCCL, such as 2.28.9, is older, or unknown."""
+    return [*map(int, re.findall(r"\d+", nccl)[:2])] < [*since]
 
 
 class GroupSetting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
