@@ -12,6 +12,10 @@ from overlap_sweep.levers.process import NotApplicable, NotHere
 from overlap_sweep.scopes import parts_of, value_for
 
 
+MOST_CTAS = 32
+"""Most thread blocks, where only the fewest are asked for: NCCL (2.28) refuses options that say these alone."""
+
+
 def _options_with(field: str, value: Value, arguments: Mapping[str, Any]) -> object:
     """Returns `pg_options` with the value, on top of those that the script gives. NotHere for groups that the value is
     not for."""
@@ -35,6 +39,8 @@ def _options_with(field: str, value: Value, arguments: Mapping[str, Any]) -> obj
     if arguments["pg_options"] is not None and given not in (getattr(default, field), wanted):
         raise NotApplicable(f"the script gives {field}={given} in pg_options")
     setattr(owner, field, wanted)
+    if field == "min_ctas" and options.config.max_ctas == fresh.config.max_ctas:
+        options.config.max_ctas = max(MOST_CTAS, wanted)
     return options
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import yaml
 from msgspec.structs import replace
 
+from overlap_sweep.levers.groups import MOST_CTAS
 from overlap_sweep.nccl.settings import ALGORITHMS, WITH_MULTICAST, Collective, GroupSetting, is_older
 
 PER_COLLECTIVE_SINCE = (2, 31)
@@ -143,6 +144,9 @@ def _pytorch(settings: Sequence[GroupSetting]) -> str:
             call = f"dist.init_process_group and every dist.new_group(..., pg_options={options})"
         elif group.startswith("mesh_"):
             call = f"init_device_mesh(..., backend_override={{{group.removeprefix('mesh_')!r}: {options}}})"
+        if "min_ctas" in knobs:
+            # NCCL refuses it alone.
+            knobs.setdefault("max_ctas", max(MOST_CTAS, int(knobs["min_ctas"])))
         priority = f"is_high_priority_stream={knobs.pop('high_priority')}" if "high_priority" in knobs else ""
         lines += ["", f"# {call}", f"{options} = dist.ProcessGroupNCCL.Options({priority})"]
         lines += [f"{options}.config.{knob} = {value}" for knob, value in knobs.items()]

@@ -156,7 +156,8 @@ def test_options_of_process_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (second.config.max_ctas, second.is_high_priority_stream) == (8, True)
     assert not first.is_high_priority_stream
     third: Any = groups.min_ctas("0-2/2:16", new_group([0, 2]))
-    assert (third.config.min_ctas, third.config.max_ctas) == (16, -(2**31))
+    # NCCL refuses it alone.
+    assert (third.config.min_ctas, third.config.max_ctas) == (16, 32)
 
     # Where the script leaves the backend to PyTorch, get_backend() says "undefined".
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
