@@ -11,7 +11,6 @@ from overlap_sweep.levers import Value, typed
 from overlap_sweep.levers.process import NotApplicable, NotHere
 from overlap_sweep.scopes import parts_of, value_for
 
-
 MOST_CTAS = 32
 """Most thread blocks, where only the fewest are asked for: NCCL (2.28) refuses options that say these alone."""
 
