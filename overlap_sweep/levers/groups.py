@@ -9,10 +9,8 @@ from typing import Any
 
 from overlap_sweep.levers import Value, typed
 from overlap_sweep.levers.process import NotApplicable, NotHere
+from overlap_sweep.nccl.settings import MOST_CTAS
 from overlap_sweep.scopes import parts_of, value_for
-
-MOST_CTAS = 32
-"""Most thread blocks, where only the fewest are asked for: NCCL (2.28) refuses options that say these alone."""
 
 
 def _options_with(field: str, value: Value, arguments: Mapping[str, Any]) -> object:

@@ -29,6 +29,8 @@ ALGORITHMS: dict[Collective, tuple[Algorithm, ...]] = {
 """The algorithms that NCCL has for each collective."""
 WITH_MULTICAST = ("nvls", "nvls_tree")
 ANY_SIZE = 2**64 - 1
+MOST_CTAS = 32
+"""Most thread blocks, where only the fewest are asked for: NCCL (2.28) refuses options that say these alone."""
 
 MEGATRON_GROUPS = {
     "DATA_PARALLEL_GROUP": "dp",

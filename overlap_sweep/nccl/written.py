@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import yaml
 from msgspec.structs import replace
 
-from overlap_sweep.levers.groups import MOST_CTAS
-from overlap_sweep.nccl.settings import ALGORITHMS, WITH_MULTICAST, Collective, GroupSetting, is_older
+from overlap_sweep.nccl.settings import ALGORITHMS, MOST_CTAS, WITH_MULTICAST, Collective, GroupSetting, is_older
 
 PER_COLLECTIVE_SINCE = (2, 31)
 CALLS: Mapping[Collective, str] = {
