@@ -302,7 +302,7 @@ def host_sync_timeline(_: str, directory: Path) -> None:
                 made.operator("aten::item", start + 60, start + 2060)
                 made.wait(start + 80, start + 2040)
             made.backward(at + 9620, at + 9900)
-            made.kernel(at + 9700, at + 14_700, launch=at + 9660)
+            made.kernel(at + 9700, at + 14_700, "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_NNT", at + 9660)
             made.collective("all_reduce", at + 10_200, at + 12_200, launch=at + 9700)
             made.kernel(at + 14_700, at + 17_900, "elementwise_kernel", at + 9750)
             made.optimizer(at + 9900, at + 10_400)
