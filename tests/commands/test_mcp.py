@@ -161,6 +161,8 @@ def test_levers_for_the_found_cause_come_first_and_promise_nothing(agent: Agent)
     assert len(every) == len(answer["levers"]) + answer["more_levers"] + answer["do_not_apply"]
     (one,) = agent.call("levers", names=["ddp.bucket_cap_mb"])["levers"]
     assert "bucket_cap_mb" in one["write"]
+    (several,) = agent.call("levers", names=["host.collect_every"])["levers"]
+    assert "\n" in several["write"]
 
 
 def test_points_come_with_what_the_analysis_concludes(agent: Agent) -> None:

@@ -12,12 +12,13 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from overlap_sweep.commands.agents import answers
-from overlap_sweep.commands.agents.answers import figure, sentence
+from overlap_sweep.commands.agents.answers import figure
 from overlap_sweep.commands.agents.tools import Access
 from overlap_sweep.errors import UserError
 from overlap_sweep.optimizer.answer import in_lines, read_answer
 from overlap_sweep.optimizer.record import OptimizeRecord
 from overlap_sweep.program import environment_with_package
+from overlap_sweep.report.numbers import visible
 from overlap_sweep.results.records import KnobRecord
 from overlap_sweep.runtime.own_command import ENDING_S, PROGRAM
 
@@ -133,5 +134,6 @@ def _read(place: Path, state: Literal["running", "ended"], typed: str) -> answer
         verdict=found.verdict,
         gain=figure(found.gain, found.low, found.high, status),
         settings=found.settings or found.seemed,
-        lines=list(map(sentence, in_lines(found, place / KnobRecord.FILE))),
+        # Not shortened, since they have the command to run.
+        lines=list(map(visible, in_lines(found, place / KnobRecord.FILE))),
     )

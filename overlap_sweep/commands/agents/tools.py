@@ -181,7 +181,8 @@ def levers(
     return answers.LeversAnswer(
         about=list(map(sentence, target.about if target else [])),
         gains="cannot tell",
-        levers=[{key: sentence(value) for key, value in row.items() if value not in (None, "")} for row in shown],
+        # They are ours, and `write` may have several lines.
+        levers=[{key: str(value) for key, value in row.items() if value not in (None, "")} for row in shown],
         more_levers=0 if full else max(len(applying) - limit, 0),
         do_not_apply=0 if full else len(rows) - len(applying),
     )
