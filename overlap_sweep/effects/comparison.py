@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import msgspec
 
@@ -20,6 +21,8 @@ NOTHING = "nothing changed: the setting was not in force, or changes nothing her
 class Effect(msgspec.Struct, kw_only=True):
     """The differences of one recording from another, and the verdicts on settings."""
 
+    schema: Literal[1] = 1
+    """Version of these fields."""
     run: str
     against: str
     changed: bool
