@@ -186,3 +186,8 @@ def test_a_damaged_key_is_refused(sweep: Path, store: Store) -> None:
     done = analyze(sweep, "--track", store.name)
     done.assert_error("is damaged", KEY_FILE)
     assert store.runs() == []
+
+
+def test_a_name_that_no_tracker_has_is_refused(sweep: Path) -> None:
+    analyze(sweep, "--track", "mlfow").assert_error("Unknown tracker mlfow. Did you mean mlflow?", status=2)
+    assert not (sweep / "report.html").exists()
