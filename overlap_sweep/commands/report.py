@@ -82,8 +82,11 @@ def report(
         console = console_for(sys.stdout if format is out.TableFormat.table else sys.stderr)
         print_written(written, console, analysis.sections)
     if tracking and answered:
-        tracking.log_all(analysis, written)
-        out.print_aside(tracked(tracking))
+        try:
+            tracking.log_all(analysis, written)
+            out.print_aside(tracked(tracking))
+        except UserError as error:
+            not_written.append(str(error))
     for warning in (*analysis.warnings, *(left_out(images=plots) if written else [])):
         out.print_warning(warning)
     out.fail_for(analysis.problems, answered=answered)

@@ -5,8 +5,9 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from overlap_sweep.report.section import Section
 from overlap_sweep.report.table import PointRow, Table, is_unknown
@@ -16,9 +17,13 @@ from overlap_sweep.results.points import Point
 from overlap_sweep.results.provenance import describe_machine
 from overlap_sweep.trackers import Run
 
+V = TypeVar("V")
+
 HIDDEN = "(not logged)"
 _SECRET = re.compile(r"\.env\.\w*(TOKEN(?!IZ)|SECRET|PASSW|CREDENTIAL|KEY)", re.IGNORECASE)
 """Options that are environment variables with a secret, by their names."""
+SHORTEST_SECRET = 6
+"""Length from which a secret is also replaced within other texts."""
 MOST_ERROR = 4000
 """Longest error, in characters: what trackers accept everywhere. The end of the log is its end."""
 
@@ -35,8 +40,7 @@ def run_of(rows: Sequence[PointRow], table: Table[PointRow], directory_key: str)
     """Returns what is logged of a point that has a result. `rows`: its rows; `directory_key`: of its run directory."""
     point = rows[0].point
     assert point.result
-    result, secrets = point.result, secrets_of(point)
-    began = datetime.fromisoformat(result.started).timestamp() if result.started else None
+    result, secrets, began = point.result, secrets_of(point), _unix_time(point.result.started)
     texts = {
         "workload": point.workload,
         "status": point.status,
@@ -49,7 +53,10 @@ def run_of(rows: Sequence[PointRow], table: Table[PointRow], directory_key: str)
         name=point.name,
         # A point that was skipped makes no sense here, which is no failure.
         ok=point.status in ("ok", "skipped"),
-        params={name: without(secrets, value) for name, value in _params(point).items()},
+        params={
+            name: HIDDEN if _SECRET.search(name) else without(secrets, value)
+            for name, value in _flat(point_identity(point.recorded))
+        },
         metrics={
             **({} if result.objective_us is None else {"objective_us": result.objective_us}),
             **metrics(rows, table),
@@ -75,10 +82,6 @@ def metrics(rows: Sequence[PointRow], table: Table[PointRow]) -> dict[str, float
     return found
 
 
-def _params(point: Point) -> dict[str, Scalar]:
-    return dict(_flat(point_identity(point.recorded)))
-
-
 def _flat(options: Mapping[str, Any], start: str = "") -> Iterator[tuple[str, Scalar]]:
     for name, value in options.items():
         if isinstance(value, Mapping):
@@ -89,16 +92,23 @@ def _flat(options: Mapping[str, Any], start: str = "") -> Iterator[tuple[str, Sc
 
 def secrets_of(point: Point) -> set[str]:
     """Returns the values of the point's environment variables that are secrets by their names."""
-    return {str(value) for name, value in _params(point).items() if value and _SECRET.search(name)}
+    values = (str(value) for name, value in _flat(point_identity(point.recorded)) if _SECRET.search(name))
+    return {value for value in values if len(value) >= SHORTEST_SECRET}
 
 
-def without(secrets: Collection[str], value: Any) -> Any:
+def without(secrets: Collection[str], value: V) -> V | str:
     """Returns the value; in a text, secrets are replaced."""
     if not isinstance(value, str):
-        return HIDDEN if str(value) in secrets else value
-    for secret in secrets:
-        value = value.replace(secret, HIDDEN)
-    return value
+        return value
+    return reduce(lambda text, secret: text.replace(secret, HIDDEN), secrets, str(value))
+
+
+def _unix_time(started: str | None) -> float | None:
+    try:
+        return datetime.fromisoformat(started or "").timestamp()
+    except ValueError:
+        # In results of others it may be any text; trackers then take the time at which it is logged.
+        return None
 
 
 def _shortened(error: str) -> str:

@@ -66,9 +66,9 @@ class Tracking:
         for folder, started in self._sweeps.items():
             points = [one for one in analysis.sources.reading.points if self._sweep_of(one) == folder]
             whole = folder == self.root
-            files = written if whole and written else list(folder.iterdir())
-            answers = analysis.answers if whole else []
-            self._call(lambda: self.tracker.finish_sweep, _finished(started, points, files, answers))
+            files = written if whole and written else _in_place(folder)
+            finished = _finished(started, points, files, analysis.answers if whole else [])
+            self._call(lambda: self.tracker.finish_sweep, finished)
 
     def _log(self, sections: Sequence[Section]) -> None:
         for section in sections:
@@ -148,6 +148,18 @@ def _is_sweep(directory: Path) -> bool:
     return any((directory / name).exists() for name in (LOCK_FILE, SWEEP_CONFIG))
 
 
+def _in_place(directory: Path) -> list[Path]:
+    """Returns the files of a sweep's directory. UserError if one that would be logged leads out of it."""
+    found = [path for path in directory.iterdir() if _is_reported(path)]
+    for path in found:
+        check_place(path, directory)
+    return found
+
+
+def _is_reported(path: Path) -> bool:
+    return path.name in (FILE_NAME, SUMMARY_FILE) or path.name.startswith("optimal_")
+
+
 def check_is_whole(directory: Path) -> None:
     """Raises UserError for the directory of a point that belongs to a sweep: it would become another run."""
     sweep = _normal(directory).parent
@@ -159,8 +171,8 @@ def _finished(started: Run, points: Sequence[Point], files: Sequence[Path], answ
     """Returns what is logged of a sweep in the end."""
     secrets = {secret for point in points for secret in secrets_of(point)}
     counts = Counter(point.status for point in points)
-    wanted = [path for path in files if path.name in (FILE_NAME, SUMMARY_FILE) or path.name.startswith("optimal_")]
-    shown = {path for path in wanted if secrets and any(secret in path.read_text() for secret in secrets)}
+    wanted = list(filter(_is_reported, files))
+    shown = {path for path in wanted if any(secret.encode() in path.read_bytes() for secret in secrets)}
     missing = counts["missing"]
     headlines = (f"{answer.title}: {card.headline}" for answer in answers for card in answer.shown_cards)
     return Run(
@@ -188,7 +200,7 @@ def _identity(directory: Path) -> tuple[str, str]:
         except OSError as error:
             raise UserError(f"{path} cannot be written ({error.strerror}); track a copy of the directory.") from None
     check_place(path, directory)
-    found = re.fullmatch(r"([0-9a-f]{32}) (.+)\n", path.read_text())
+    found = re.fullmatch(r"([0-9a-f]{32}) (.+)\n", path.read_bytes().decode(errors="replace"))
     if not found:
         raise UserError(f"{path} is damaged; remove it, and {directory.name} becomes a new run.")
     return found[1], visible(found[2])

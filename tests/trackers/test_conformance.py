@@ -158,7 +158,7 @@ def test_numbers_of_every_workload_are_those_of_its_table(tmp_path: Path) -> Non
 def test_secrets_are_not_logged(tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "of-the-environment")
     folder = tmp_path / "sweep"
-    point = job_config({"bucket": 1}, {"HF_TOKEN": "typed-one", "NCCL_ALGO": "Ring"})
+    point = job_config({"bucket": 1}, {"HF_TOKEN": "typed-one", "SORT_KEY": 1, "NCCL_ALGO": "Ring"})
     made = make_point("job", folder, point, name="ok")
     make_point("job", folder, replace(point, repetition=1), name="bad", status="failed", error="login typed-one failed")
     rewrite(made, lambda result: result["environment"].update(variables={"NCCL_SECRET": "of-the-worker"}))
@@ -166,7 +166,8 @@ def test_secrets_are_not_logged(tmp_path: Path, store: Store, monkeypatch: pytes
     tracked(folder, store)
     runs = by_name(store)
     assert runs["ok"].params["job.env.NCCL_ALGO"] == "Ring"
-    assert runs["ok"].params["job.env.HF_TOKEN"] == "(not logged)"
+    assert runs["ok"].params["job.env.HF_TOKEN"] == runs["ok"].params["job.env.SORT_KEY"] == "(not logged)"
+    assert runs["ok"].params["job.values.bucket"] == "1"
     assert "(not logged) failed" in runs["bad"].texts["error"]
     (whole,) = (run for run in runs.values() if run.is_sweep)
     assert "report.html" in whole.texts["left_out"]
@@ -191,3 +192,14 @@ def test_a_damaged_key_is_refused(sweep: Path, store: Store) -> None:
 def test_a_name_that_no_tracker_has_is_refused(sweep: Path) -> None:
     analyze(sweep, "--track", "mlfow").assert_error("Unknown tracker mlfow. Did you mean mlflow?", status=2)
     assert not (sweep / "report.html").exists()
+
+
+def test_what_is_elsewhere_is_not_logged_with_a_directory_of_others(sweep: Path, store: Store) -> None:
+    (sweep.parent / "private").write_text("of mine")
+    (sweep / "report.html").symlink_to(sweep.parent / "private")
+    rewrite(sweep / "traced", lambda result: result.update(started="yesterday"))
+    analyze(sweep.parent, "--track", store.name).assert_error("report.html", status=1)
+    assert not [path for path in store.folder.rglob("*") if path.is_file() and b"of mine" in path.read_bytes()]
+    runs = store.runs()
+    assert "traced" in [run.name for run in runs]
+    assert "report.html" not in set().union(*(run.files for run in runs))
