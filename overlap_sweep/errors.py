@@ -49,8 +49,9 @@ def in_words(error: OSError) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """Returns the first line of the error's text; its type if it has none."""
-    return next(iter(str(error).splitlines()), type(error).__name__)
+    """Returns the first line of the error's text, of NCCL's errors that which says why; its type if it has none."""
+    said = str(error).rpartition("Last error:\n")[2]
+    return next(iter(said.splitlines()), type(error).__name__)
 
 
 def was_interrupted(error: BaseException | None) -> bool:

@@ -42,8 +42,17 @@ def _is_installed_command() -> bool:
 
 def conf_folder() -> Path:
     """Returns the folder of Hydra's configuration: inside an installed package, at the top of a checkout."""
-    installed = _PACKAGE / "conf"
-    return installed if installed.exists() else _PACKAGE.parent / "conf"
+    return _folder("conf")
+
+
+def docs_folder() -> Path:
+    """Returns the folder of the documentation's pages, as `conf_folder`."""
+    return _folder("docs")
+
+
+def _folder(name: str) -> Path:
+    installed = _PACKAGE / name
+    return installed if installed.exists() else _PACKAGE.parent / name
 
 
 def environment_with_package(environ: Mapping[str, str] = os.environ, *, last: bool = False) -> dict[str, str]:

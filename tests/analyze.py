@@ -14,6 +14,8 @@ from unittest import mock
 
 from typer.testing import CliRunner
 
+from tests import json_schemas
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -47,12 +49,13 @@ class Ran:
 
 
 def analyze(*arguments: str | Path) -> Ran:
-    """Runs `analyze.py ARGUMENTS`. Whatever is no error of the user's is raised here."""
+    """Runs `analyze.py ARGUMENTS`. Whatever is no error of the user's is raised here, and what is wrong with JSON."""
     from overlap_sweep.commands.command_line import app
 
     given: Sequence[str] = [str(argument) for argument in arguments]
     with mock.patch.object(sys, "argv", ["analyze.py", *given]):
         result = CliRunner().invoke(app, given, prog_name="analyze.py", catch_exceptions=False)
+    json_schemas.check(given, result.stdout)
     return Ran(result.exit_code, result.stdout, result.stderr, result.stdout_bytes)
 
 

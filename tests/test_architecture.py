@@ -18,7 +18,7 @@ MAY_IMPORT = {
     "diagnosis": BASE | {"trace"},
     "effects": BASE | {"trace", "diagnosis"},
     "predict": BASE | {"trace", "diagnosis"},
-    "levers": BASE | {"trace", "diagnosis", "effects", "startup"},
+    "levers": BASE | {"nccl", "trace", "diagnosis", "effects", "startup"},
     "results": BELOW_RESULTS,
     "measure": BELOW_RESULTS | {"results"},
     "backends": BELOW_RESULTS | {"results", "measure"},

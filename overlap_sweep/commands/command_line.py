@@ -38,6 +38,7 @@ Examples:
   python analyze.py compare multirun/2026-11-20 multirun/2026-11-21
   python analyze.py timeline multirun/2026-11-20/21-14-03/llama3_8b_tp4_fc1_bulk_sm4
   python analyze.py history measurements
+  python analyze.py diagnose --json-schema              the JSON schema of what --format json prints
 
 \b
 Exit status: 0 success, 1 error, 2 wrong usage, 3 a --fail-if condition holds.
@@ -70,6 +71,15 @@ class _CommandOrDirectory(TyperGroup):
                 print_error(f"Unknown command {args[0]}. Did you mean {near}?")
                 ctx.exit(2)
             args = [COMMANDS[0], *args]
+        if args[1:] == ["--json-schema"]:
+            from overlap_sweep.commands.schemas import as_text, schema_of
+
+            try:
+                sys.stdout.write(as_text(schema_of(args[0])))
+            except UserError as error:
+                print_error(str(error))
+                ctx.exit(error.status)
+            ctx.exit(0)
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> object:

@@ -143,14 +143,7 @@ def compare(
     """
     if plots and not output:
         raise typer.BadParameter("--plots requires --output.")
-    found = find_operands(operands)
-    if len(found) == 1 and found[0].kind is not Kind.telemetry:
-        raise typer.BadParameter("give at least two paths to compare.", param_hint="[LABEL=]PATH")
-    base, wanted = reference_and_candidate(reference, candidate, found)
-    kind = only_kind(found)
-    if by and by not in ALLOWED_BY[kind]:
-        raise UserError(f"--by {by.value} is not for {kind}; choose one of {', '.join(ALLOWED_BY[kind])}.")
-    compared = _compared(kind, found, base, wanted, by)
+    compared = comparison(operands, reference, candidate, by)
     for warning in compared.warnings:
         out.print_warning(warning)
     frame = compared.frame()
@@ -171,7 +164,15 @@ def compare(
     out.fail_if(fail_expressions, frame, compared.table.name)
 
 
-def _compared(kind: Kind, operands: Sequence[Operand], base: str, wanted: str | None, by: By | None) -> Comparison:
+def comparison(written: Sequence[str], reference: str | None, candidate: str | None, by: By | None) -> Comparison:
+    """Returns the comparison of what is at the paths, `[LABEL=]PATH` each. UserError where they cannot be compared."""
+    operands = find_operands(written)
+    if len(operands) == 1 and operands[0].kind is not Kind.telemetry:
+        raise typer.BadParameter("give at least two paths to compare.", param_hint="[LABEL=]PATH")
+    base, wanted = reference_and_candidate(reference, candidate, operands)
+    kind = only_kind(operands)
+    if by and by not in ALLOWED_BY[kind]:
+        raise UserError(f"--by {by.value} is not for {kind}; choose one of {', '.join(ALLOWED_BY[kind])}.")
     if kind is Kind.telemetry:
         comparing = filter(None, map(workloads.comparing, workloads.names()))
         telemetry = next(one.telemetry for one in comparing if one.telemetry)

@@ -1,4 +1,4 @@
-"""The command `overlap-sweep` of an installed package: optimize, tune, launch and analyze."""
+"""The command `overlap-sweep` of an installed package: optimize, tune, launch, analyze and mcp."""
 
 import sys
 
@@ -12,6 +12,7 @@ Finds the fastest way to overlap a training's communication with its GEMMs on th
   overlap-sweep tune MODEL [KEY=VALUE ...]      find the best settings, prove them on a whole layer, write the YAML
   overlap-sweep launch [-m] [KEY=VALUE ...]     measure one point, or a sweep of points with -m
   overlap-sweep analyze DIR                     choose the best of the measured settings; query, compare, trace, ...
+  overlap-sweep mcp                             serve these as tools to a language model's agent
 
   overlap-sweep --version
 
@@ -36,7 +37,7 @@ The same command with the same hydra.sweep.dir continues an interrupted search. 
 """
 
 
-COMMANDS = ("optimize", "tune", "launch", "analyze")
+COMMANDS = ("optimize", "tune", "launch", "analyze", "mcp")
 
 
 def main() -> None:
@@ -59,6 +60,8 @@ def main() -> None:
     # Imported here, because analysis must run without torch.
     if command == "optimize":
         from overlap_sweep.commands.optimize import main as run
+    elif command == "mcp":
+        from overlap_sweep.commands.mcp import main as run
     elif command == "tune":
         run = _tune
     elif command == "launch":

@@ -69,7 +69,7 @@ _PERHAPS = "applies: perhaps if the training uses what the lever is for."
 
 
 @dataclass(frozen=True)
-class _Target:
+class Target:
     """A training that levers are listed for, by its trace, its command, or both."""
 
     about: list[str]
@@ -112,19 +112,28 @@ def levers(
     Exit status: 0 success, 1 error, 2 wrong usage.
     """
     names = [name.removeprefix("+").removeprefix(OPTION) for name in names or ()]
-    chosen = named(names)
-    target = _target(for_) if for_ is not None else None
-    rows = [_row(name, lever, target) for name, lever in chosen.items()]
+    rows, target = lever_rows(names, for_)
 
     def show(console: Console) -> None:
         print_lines(target.about if target else [], console, indent=0)
-        if {*chosen} <= {*names}:
+        if {row["lever"] for row in rows} <= {*names}:
             for row in rows:
                 _print_lever(row, console)
         else:
             _print_list(rows, target, console)
 
     output.print_rows(TABLE.frame(rows), format, show)
+
+
+def lever_rows(names: Sequence[str], for_: str | None) -> tuple[list[Row], Target | None]:
+    """Returns the rows of the named levers, and the training that they are listed for, if any."""
+    target = _target(for_) if for_ is not None else None
+    return [_row(name, lever, target) for name, lever in named(names).items()], target
+
+
+def order_of(row: Row, target: Target | None) -> tuple[int, bool]:
+    """Returns the sort key by which levers for the found causes come first."""
+    return _place(str(row["mends"] or ""), target.causes if target else ()), row["applies"] != "yes"
 
 
 def _print_lever(row: Row, console: Console) -> None:
@@ -138,12 +147,12 @@ def _print_lever(row: Row, console: Console) -> None:
         print_lines([f"{'sweep':9}job.levers.{row['lever']}={str(row['values']).replace(', ', ',')}"], console)
 
 
-def _print_list(rows: list[Row], target: _Target | None, console: Console) -> None:
+def _print_list(rows: list[Row], target: Target | None, console: Console) -> None:
     """Prints one line for each lever that may apply, those for the found causes first."""
     shown = [row for row in rows if not str(row["applies"]).startswith("no")]
     columns = {column.name: column for column in TABLE.shown}
     if target:
-        shown.sort(key=lambda row: (_place(str(row["mends"]), target.causes), row["applies"] != "yes"))
+        shown.sort(key=partial(order_of, target=target))
     first = [columns[name] for name in ("lever", "values", "results", *(["applies"] if target else []))]
     last = columns["mends" if target and target.causes else "what"]
     if shown:
@@ -168,7 +177,7 @@ def _place(mends: str, causes: Sequence[str]) -> int:
     return min((causes.index(cause) for cause in mends.split(", ") if cause), default=len(causes))
 
 
-def _row(name: str, lever: Lever, target: _Target | None) -> Row:
+def _row(name: str, lever: Lever, target: Target | None) -> Row:
     return {
         "lever": name,
         "what": lever.what,
@@ -189,7 +198,7 @@ def in_words(values: Iterable[object]) -> str:
     return ", ".join(programs.text(value) for value in values)
 
 
-def _target(given: str) -> _Target:
+def _target(given: str) -> Target:
     path = Path(given)
     if given.strip() and path.exists():
         if path.suffix in (".py", ".sh"):
@@ -204,16 +213,18 @@ def _target(given: str) -> _Target:
         raise UserError(f"--for {shlex.quote(given)} is no file or directory, and no command line; give one of them.")
     paths = {name: Path(name) for name in programs.files_of(shells.program_words(words))}
     texts = {name: path.read_text(errors="replace") for name, path in paths.items() if path.is_file()}
-    return _Target(_about_command(words, texts), Training(words=words, texts=texts))
+    return Target(_about_command(words, texts), Training(words=words, texts=texts))
 
 
-def _of_traces(path: Path) -> _Target:
+def _of_traces(path: Path) -> Target:
     """Returns what the traces of one run show. UserError if there are several runs."""
     from overlap_sweep.commands.frames import read_runs_of_nodes
     from overlap_sweep.diagnosis.runs import read_rank
 
     runs, problems, _ = read_runs_of_nodes([path], None)
-    output.fail_for(problems, answered=any(run.found for run in runs))
+    if problems and not any(run.found for run in runs):
+        raise UserError(" ".join(problems))
+    output.fail_for(problems, answered=True)
     if len(runs) != 1:
         raise UserError(f"--for {path} has {len(runs)} runs ({some_of([run.name for run in runs], 3)}); give one.")
     (run,) = runs
@@ -222,10 +233,10 @@ def _of_traces(path: Path) -> _Target:
     assert facts
     causes = list(dict.fromkeys(one.cause for one in run.found.diagnosis.findings if one.cause != "none"))
     training = Training(facts.libraries, on_cpu=not facts.on_device)
-    return _Target([f"{run.name}: {', '.join(causes) or 'communication costs next to nothing'}."], training, causes)
+    return Target([f"{run.name}: {', '.join(causes) or 'communication costs next to nothing'}."], training, causes)
 
 
-def _of_point(directory: Path) -> _Target | None:
+def _of_point(directory: Path) -> Target | None:
     """Returns what the recorded command of a sweep says, and the traces of its point with the fewest levers. None if
     its points run no command of the user's. UserError if there are several commands."""
     from overlap_sweep import workloads
@@ -246,7 +257,7 @@ def _of_point(directory: Path) -> _Target | None:
         return not _has_traces(one[0]), one[1].number_of_levers
 
     point, job = min(jobs, key=order)
-    target = _of_traces(point.directory) if _has_traces(point) else _Target([])
+    target = _of_traces(point.directory) if _has_traces(point) else Target([])
     about = [*target.about, *_about_command(job.words, job.texts)]
     training = replace(
         target.training,

@@ -57,7 +57,7 @@ def optimize(
     ] = None,
     output: Annotated[Path | None, typer.Option(help="Directory of the runs; default: multirun/<date>/<time>.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where the last one, or --output, ended.")] = False,
-    format: Annotated[Format, typer.Option(help="json: the answer for programs.")] = Format.text,
+    format: Annotated[Format, typer.Option(help="json: for programs; `--json-schema` alone says how.")] = Format.text,
     fail_expressions: Annotated[list[str] | None, out.fail_if_option("gain > 0.05", "the answer")] = None,
 ) -> None:
     """Find faster settings for your own training.
@@ -204,6 +204,11 @@ def _frame(answer: Answer | None) -> pd.DataFrame:
 
 def main() -> None:
     """Runs the command on the process's arguments and exits."""
+    if sys.argv[1:] == ["--json-schema"]:
+        from overlap_sweep.commands.schemas import as_text, schema_of
+
+        sys.stdout.write(as_text(schema_of("optimize")))
+        return
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.command(context_settings={"help_option_names": ["-h", "--help"]})(optimize)
     options = {name: not getattr(one, "is_flag", False) for one in get_command(app).params for name in one.opts}

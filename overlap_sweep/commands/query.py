@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from overlap_sweep.commands import output
-from overlap_sweep.commands.expressions import condition, names_in, nearest_columns
+from overlap_sweep.commands.expressions import Condition, condition, names_in, nearest_columns
 from overlap_sweep.commands.frames import Rows, point_rows, tables
 from overlap_sweep.errors import UsageError, UserError
 from overlap_sweep.report import causes
@@ -114,11 +115,67 @@ def query(
     flags = context.meta[_FLAGS]
     if len(flags) > 1:
         raise typer.BadParameter(f"{' and '.join(flags)}: give only one.")
-    found = point_rows(directory, flags_of_tables()[flags[0]] if flags else None)
-    frame, table, problems = _with_added(found.frame, None), found.table, found.problems
+    chosen = select(
+        directory, flags_of_tables()[flags[0]] if flags else None, expression, columns, sort, fail_expressions or ()
+    )
+    found, matching = chosen.found, chosen.matching
     for warning in found.warnings:
         output.print_warning(warning)
-    named = _added([expression, *(fail_expressions or [])], [columns, sort])
+    output.check_fail_if(fail_expressions, matching)
+    shown = matching.head(limit) if limit else matching
+    names = chosen.names
+    if format is output.TableFormat.table and columns is None:
+        names = chosen.main_columns(shown) or names
+    if found.frame.empty:
+        output.print_aside(_empty(found.table.name, found.points_by_table))
+    elif matching.empty and format is output.TableFormat.table:
+        output.print_aside(f"None of the {len(found.frame)} rows matches.")
+    if not matching.empty or format is not output.TableFormat.table:
+        printed = shown[names]
+
+        def show(console: Console) -> None:
+            rows: list[Row] = printed.to_dict("records")  # type: ignore[assignment]
+            print_table("", output.columns_of(printed), rows, console)
+            number = counted(len(matching), "row")
+            console.print(f"{len(shown)} of {number}" if len(shown) < len(matching) else number, style="dim")
+
+        output.print_rows(printed, format, show)
+    output.fail_for(found.problems, answered=not found.frame.empty)
+    output.fail_if(fail_expressions, matching, "matching rows" if expression else "rows")
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The rows that a query selects."""
+
+    found: Rows
+    """All rows of the table."""
+    matching: pd.DataFrame
+    """Those that match the condition, sorted."""
+    names: list[str]
+    """The columns that were asked for; all, if none were."""
+    condition: Condition | None
+    added: list[str]
+    """Those of ADDED_TYPES that were named."""
+
+    def main_columns(self, rows: pd.DataFrame) -> list[str]:
+        """Returns the columns to show of these rows if none were asked for."""
+        mentioned = [*(self.condition.columns if self.condition else ()), *self.added]
+        return _main_columns(rows, self.found.table, mentioned)
+
+
+def select(
+    directory: Path,
+    table: str | None,
+    expression: str | None,
+    columns: str | None,
+    sort: str | None,
+    others: Sequence[str] = (),
+) -> Selection:
+    """Returns the rows that match the expression. `others`: further expressions, which may name columns."""
+    found = point_rows(directory, table)
+    frame = _with_added(found.frame, None)
+    named = _added([expression, *others], [columns, sort])
     in_condition = _added([expression], [])
     if in_condition:
         frame = _with_added(frame, found, directory)
@@ -126,33 +183,13 @@ def query(
     matching = frame[wanted.mask] if wanted else frame
     if named and not in_condition:
         matching = _with_added(matching, found, directory)
-    output.check_fail_if(fail_expressions, matching)
     if sort is not None:
         keys = _columns(sort, frame)
         # Missing values come last in both directions.
         ascending = [not key.startswith("-") for key in keys]
         matching = matching.sort_values([key.removeprefix("-") for key in keys], ascending=ascending, kind="stable")
-    shown = matching.head(limit) if limit else matching
     names = [*found.frame, *named] if columns in (None, ALL) else _columns(columns, frame)
-    if format is output.TableFormat.table and columns is None:
-        mentioned = [*(wanted.columns if wanted else ()), *named]
-        names = _main_columns(shown, table, mentioned) or names
-    if frame.empty:
-        output.print_aside(_empty(table.name, found.points_by_table))
-    elif matching.empty and format is output.TableFormat.table:
-        output.print_aside(f"None of the {len(frame)} rows matches.")
-    if not matching.empty or format is not output.TableFormat.table:
-        chosen = shown[names]
-
-        def show(console: Console) -> None:
-            rows: list[Row] = chosen.to_dict("records")  # type: ignore[assignment]
-            print_table("", output.columns_of(chosen), rows, console)
-            found = counted(len(matching), "row")
-            console.print(f"{len(shown)} of {found}" if len(shown) < len(matching) else found, style="dim")
-
-        output.print_rows(chosen, format, show)
-    output.fail_for(problems, answered=not frame.empty)
-    output.fail_if(fail_expressions, matching, "matching rows" if expression else "rows")
+    return Selection(found, matching, names, wanted, named)
 
 
 def _with_added(frame: pd.DataFrame, rows: Rows | None, directory: Path | None = None) -> pd.DataFrame:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import msgspec
 
@@ -20,6 +21,8 @@ NOTHING = "nothing changed: the setting was not in force, or changes nothing her
 class Effect(msgspec.Struct, kw_only=True):
     """The differences of one recording from another, and the verdicts on settings."""
 
+    schema: Literal[1] = 1
+    """Version of these fields."""
     run: str
     against: str
     changed: bool
@@ -33,9 +36,15 @@ class Effect(msgspec.Struct, kw_only=True):
         return [*(one.sentence for one in self.differences), "nothing else changed"] if self.changed else [NOTHING]
 
     @property
+    def is_unseen(self) -> bool:
+        """Returns whether nothing changed that a trace shows, and something may have that it does not."""
+        return not self.changed and any(one.verdict == "cannot be seen" for one in self.settings)
+
+    @property
     def in_brief(self) -> str:
-        """Returns the aspects that changed; `nothing` if none did."""
-        return ", ".join(dict.fromkeys(one.aspect for one in self.differences)) or "nothing"
+        """Returns the aspects that changed; `nothing` if none did, or `not seen`."""
+        nothing = "not seen" if self.is_unseen else "nothing"
+        return ", ".join(dict.fromkeys(one.aspect for one in self.differences)) or nothing
 
 
 def effect(

@@ -60,9 +60,13 @@ class Lever(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     values: list[Value] = []
     kind: Kind | None = None
     choices: list[Value] = []
+    also: dict[str, dict[str, Value]] = {}
     default: Value | None = None
     results: Results
     causes: list[str] = []
+    causes_of: dict[str, list[str]] = {}
+    collectives: list[str] = []
+    between_nodes: bool = False
     of: list[str] = []
     gpu: bool = False
     cores: bool = False
@@ -109,6 +113,10 @@ class Lever(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         """Returns whether it is applied in the processes of the training, which say whether it could be."""
         return self.way in ("constructor", "call")
 
+    def mended_by(self, value: Value) -> list[str]:
+        """Returns the causes that a value can mend."""
+        return self.causes_of.get(str(value).rpartition(":")[2], self.causes)
+
     def assigned(self, value: Value) -> str:
         """Returns what the variable of a lever that is applied by environment is set to, or is to contain."""
         if self.assigns:
@@ -120,7 +128,16 @@ class Lever(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         if not self.write:
             return programs.written(self, value)
         text = self.assigned(value) if self.environment else str(value)
-        return "\n".join(self._written_for(*part) for part in parts_of(text)) if self.pattern else self._with(text)
+        lines = [self._written_for(*part) for part in parts_of(text)] if self.pattern else [self._with(text)]
+        return "\n".join([*lines, *(levers()[name].written(one) for name, one in self.also.get(text, {}).items())])
+
+    def for_collective(self, collective: str, value: Value) -> str:
+        """Returns a value that is for one of `collectives` alone, as NCCL's variables have it."""
+        return f"{collective.replace('_', '')}:{value}"
+
+    def is_for(self, collective: str, value: Value) -> bool:
+        """Returns whether a value is for this collective alone."""
+        return collective in self.collectives and str(value).startswith(self.for_collective(collective, ""))
 
     def _written_for(self, scope: str, value: str) -> str:
         """Returns the lines for those process groups that a part of a value is for."""
@@ -187,6 +204,10 @@ def chosen(given: Mapping[str, Any]) -> dict[str, Value]:
         if reason := _wrong(lever_named(name), value):
             raise UsageError(f"job.levers.{name}={programs.text(value)} {reason}.")
         found[name] = value
+    for name, value in [*found.items()]:
+        for other, needed in levers()[name].also.get(str(value), {}).items():
+            if found.setdefault(other, needed) != needed:
+                raise UsageError(f"job.levers.{name}={value} sets job.levers.{other}={needed}; leave that out.")
     return found
 
 
@@ -227,6 +248,7 @@ def _wrong(lever: Lever, value: Any) -> str:
         return "is a list; give one value, or several with -m and without brackets"
     if lever.choices:
         choices = [*map(programs.text, lever.choices)]
+        choices += [lever.for_collective(one, choice) for one in lever.collectives for choice in lever.choices]
         return "" if programs.text(value) in choices else f"is not one of {', '.join(choices)}"
     # Not isinstance, for which true is 1.
     if type(value) not in _TYPES[kind]:

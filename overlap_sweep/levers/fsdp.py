@@ -71,7 +71,7 @@ def roots_with_groups(_: object = None) -> list[Any]:
     return [*roots]
 
 
-def symmetric_memory(_: bool) -> None:
+def symmetric_memory(_: str) -> None:
     for unit in units_for_symmetric_memory():
         unit.set_symm_mem_for_comm()
 

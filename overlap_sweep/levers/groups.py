@@ -9,6 +9,7 @@ from typing import Any
 
 from overlap_sweep.levers import Value, typed
 from overlap_sweep.levers.process import NotApplicable, NotHere
+from overlap_sweep.nccl.settings import MOST_CTAS
 from overlap_sweep.scopes import parts_of, value_for
 
 
@@ -35,6 +36,8 @@ def _options_with(field: str, value: Value, arguments: Mapping[str, Any]) -> obj
     if arguments["pg_options"] is not None and given not in (getattr(default, field), wanted):
         raise NotApplicable(f"the script gives {field}={given} in pg_options")
     setattr(owner, field, wanted)
+    if field == "min_ctas" and options.config.max_ctas == fresh.config.max_ctas:
+        options.config.max_ctas = max(MOST_CTAS, wanted)
     return options
 
 

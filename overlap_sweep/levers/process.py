@@ -87,8 +87,8 @@ class Levers:
         sets variables again that the command may have changed on the way here."""
         self._set_variables()
         made, watched = defaultdict(list), defaultdict(list)
-        for name in self._values:
-            lever = levers()[name]
+        # In their own order: what min_ctas sets besides must not come before max_ctas.
+        for name, lever in ((one, lever) for one, lever in levers().items() if one in self._values):
             for target in lever.constructor.of if lever.constructor else []:
                 made[target].append(name)
             for target in lever.unless:

@@ -5,6 +5,7 @@ Facts of NCCL 2.30 (src/graph/tuning.cc) and Megatron-Core 0.16 (parallel_state)
 
 from __future__ import annotations
 
+import re
 from fnmatch import fnmatchcase
 from typing import Annotated, Literal
 
@@ -28,6 +29,8 @@ ALGORITHMS: dict[Collective, tuple[Algorithm, ...]] = {
 """The algorithms that NCCL has for each collective."""
 WITH_MULTICAST = ("nvls", "nvls_tree")
 ANY_SIZE = 2**64 - 1
+MOST_CTAS = 32
+"""Most thread blocks, where only the fewest are asked for: NCCL (2.28) refuses options that say these alone."""
 
 MEGATRON_GROUPS = {
     "DATA_PARALLEL_GROUP": "dp",
@@ -59,6 +62,11 @@ MEGATRON_GROUPS = {
 
 Positive = Annotated[int, Meta(ge=1)]
 KNOBS = ("high_priority", "cga_cluster_size", "max_ctas", "min_ctas", "cta_policy", "algorithm", "protocol")
+
+
+def is_older(nccl: str, since: tuple[int, int]) -> bool:
+    """Returns whether a version of NCCL, such as 2.28.9, is older, or unknown."""
+    return [*map(int, re.findall(r"\d+", nccl)[:2])] < [*since]
 
 
 class GroupSetting(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,10 +9,10 @@ from dataclasses import dataclass
 import yaml
 from msgspec.structs import replace
 
-from overlap_sweep.nccl.settings import ALGORITHMS, WITH_MULTICAST, GroupSetting
+from overlap_sweep.nccl.settings import ALGORITHMS, MOST_CTAS, WITH_MULTICAST, Collective, GroupSetting, is_older
 
 PER_COLLECTIVE_SINCE = (2, 31)
-CALLS = {
+CALLS: Mapping[Collective, str] = {
     "all_reduce": "AllReduce",
     "all_gather": "AllGather",
     "reduce_scatter": "ReduceScatter",
@@ -74,7 +73,7 @@ def written(
 def _written(name: str, form: Form, given: Sequence[GroupSetting], multicast: bool, nccl: str) -> Written:
     kept: list[GroupSetting] = []
     left_out: list[str] = []
-    too_old = [*map(int, re.findall(r"\d+", nccl)[:2])] < [*PER_COLLECTIVE_SINCE]
+    too_old = is_older(nccl, PER_COLLECTIVE_SINCE)
     for setting in _serving_all(given) if name == "environment" else given:
         unsaid = [knob for knob in setting.knobs if knob not in form.knobs]
         said = replace(setting, **dict.fromkeys(unsaid))
@@ -144,6 +143,9 @@ def _pytorch(settings: Sequence[GroupSetting]) -> str:
             call = f"dist.init_process_group and every dist.new_group(..., pg_options={options})"
         elif group.startswith("mesh_"):
             call = f"init_device_mesh(..., backend_override={{{group.removeprefix('mesh_')!r}: {options}}})"
+        if "min_ctas" in knobs:
+            # NCCL refuses it alone.
+            knobs.setdefault("max_ctas", max(MOST_CTAS, int(knobs["min_ctas"])))
         priority = f"is_high_priority_stream={knobs.pop('high_priority')}" if "high_priority" in knobs else ""
         lines += ["", f"# {call}", f"{options} = dist.ProcessGroupNCCL.Options({priority})"]
         lines += [f"{options}.config.{knob} = {value}" for knob, value in knobs.items()]
@@ -197,7 +199,8 @@ def _documented_names_only(setting: GroupSetting) -> str:
 def _per_collective(settings: Sequence[GroupSetting]) -> str:
     lines = ["#include <nccl.h>"]
     for number, setting in enumerate(settings):
-        lines += ["", f"// {setting.label}: nccl{CALLS.get(setting.collective or '', '*')}Config(..., &config)"]
+        call = CALLS[setting.collective] if setting.collective else "*"
+        lines += ["", f"// {setting.label}: nccl{call}Config(..., &config)"]
         lines += [f"static inline ncclCollConfig_t nccl_config_{number}(void) {{"]
         lines += ["  ncclCollConfig_t config = NCCL_COLLCONFIG_INITIALIZER;"]
         lines += [f"  config.{FIELDS[knob]} = {value};" for knob, value in setting.knobs.items() if knob in FIELDS]

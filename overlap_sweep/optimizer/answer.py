@@ -81,6 +81,8 @@ class Exposed(msgspec.Struct, kw_only=True):
 class Answer(msgspec.Struct, kw_only=True):
     """What optimizing a training has found."""
 
+    schema: Literal[1] = 1
+    """Version of these fields."""
     answer: str
     """In a few sentences."""
     verdict: Literal["proven", "keep", "undecided"]

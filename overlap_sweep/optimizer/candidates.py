@@ -13,6 +13,7 @@ import msgspec
 
 from overlap_sweep.levers import Lever, Value, change_of, programs
 from overlap_sweep.levers.training import Training
+from overlap_sweep.nccl.settings import is_older
 from overlap_sweep.optimizer.groups import Purpose, is_of_groups, values_for
 from overlap_sweep.report.numbers import counted
 from overlap_sweep.results.records import Expected
@@ -31,6 +32,9 @@ OF_BOUND = 0.38
 
 OF_HOST = "host_bound"
 """Cause of levers that spare the host work. Where the host computes, that is computation, which no cause has."""
+
+BY_COLLECTIVE_SINCE = (2, 24)
+"""NCCL whose variables take values for one collective, such as allreduce:Tree."""
 
 WORTH = 0.01
 """Least share of a step that a lever must be able to gain to be tried where no cause calls for it."""
@@ -78,7 +82,10 @@ class Recorded:
     """Ranks of Megatron-Core's tensor-parallel group, as far as the recording shows it."""
     purposes: Sequence[Purpose] = ()
     """Of the process groups of NCCL that the recording shows."""
+    collectives: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """The same as `shares`, of each collective of NCCL alone."""
     nccl_version: str = ""
+    nodes: int = 1
     cores: int | None = None
     """Cores that each rank has; None if unknown."""
     inspected: Mapping[tuple[str, object], str] = field(default_factory=dict)
@@ -132,7 +139,9 @@ def candidates(recorded: Recorded, chosen: Mapping[str, Lever]) -> tuple[list[Ca
             useless[name, value] = f"no cause calls for it, and it could gain {most:.1%} of a step at most"
             continue
         purpose = next((one for one in recorded.purposes if is_of_groups(lever) and one.is_meant(value)), None)
-        expected = _expected(lever, known, purpose.shares if purpose else shares, is_bound)
+        of_collective = (own for one, own in recorded.collectives.items() if lever.is_for(one, value))
+        own = purpose.shares if purpose else next(of_collective, shares)
+        expected = _expected(lever, value, known, own, is_bound)
         found.append(Candidate(name, value, _ALLOWED[lever.results], expected, purpose.title if purpose else ""))
 
     def order(one: Candidate) -> tuple[bool, float, bool, bool]:
@@ -161,6 +170,10 @@ def _not_here(name: str, lever: Lever, recorded: Recorded, chosen: Mapping[str, 
     for_all = f"nccl.{name.partition('.')[2]}"
     if is_of_groups(lever) and len(recorded.purposes) == 1 and for_all in chosen:
         return f"all process groups that communicate serve one purpose, for which {for_all} sets it"
+    if lever.between_nodes and recorded.nodes == 1:
+        return "it has a meaning between nodes alone"
+    if lever.collectives and is_older(recorded.nccl_version, BY_COLLECTIVE_SINCE):
+        return f"it is tried for one collective at a time, which needs NCCL {'.'.join(map(str, BY_COLLECTIVE_SINCE))}"
     is_known = any(inspected == name for inspected, _ in recorded.inspected)
     if not _is_called_for(lever, recorded) and not (is_known and _is_of_host(lever)):
         return f"it mends {', '.join(lever.causes)}, which the recording does not show"
@@ -190,6 +203,12 @@ def _values(name: str, lever: Lever, recorded: Recorded) -> Iterator[Value]:
                 yield from values_for(lever, purpose)
         return
     now = recorded.environment.get(lever.environment) if lever.environment else None
+    if lever.collectives:
+        for collective in lever.collectives:
+            suffered = recorded.collectives.get(collective, {}).keys()
+            suited = (value for value in lever.values if suffered & {*lever.mended_by(value)})
+            yield from (lever.for_collective(collective, value) for value in suited)
+        return
     for value in lever.values:
         is_set = lever.assigned(value) == now if now else lever.environment and value == lever.default
         # The command's processes may have other variables than it was started with.
@@ -236,13 +255,15 @@ def _pooled(several: Iterable[Prediction]) -> dict[str, Expected]:
     }
 
 
-def _expected(lever: Lever, told: Expected | None, shares: Mapping[str, float], is_bound: bool) -> Expected | None:
+def _expected(
+    lever: Lever, value: Value, told: Expected | None, shares: Mapping[str, float], is_bound: bool
+) -> Expected | None:
     """Returns what is predicted, else at most what a cause costs that the lever mends; None if it mends none."""
     if told and told.is_predicted and not is_bound:
         return told
     if told:
         return Expected(OF_BOUND * told.gain, min(told.low, 0.0), max(told.high, 0.0), why=told.why)
-    cause = max((one for one in lever.causes if one in shares), key=shares.__getitem__, default=None)
+    cause = max((one for one in lever.mended_by(value) if one in shares), key=shares.__getitem__, default=None)
     return Expected(OF_BOUND * shares[cause], 0.0, shares[cause], why=cause) if cause else None
 
 

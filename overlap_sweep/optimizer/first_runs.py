@@ -109,18 +109,17 @@ def first_runs(inputs: SearchInputs, space: KnobSpace, measurements: Measurement
     asked = first.point_as(Resolved).job.steps
     is_chosen = any(one.startswith("job.steps=") for one in space.overrides)
 
-    def second(steps: int) -> tuple[KnobSpace, Result]:
+    def second(steps: int, why: str) -> tuple[KnobSpace, Result]:
         if steps == asked:
             return space, measured(space, 1)
-        step_us = as_us(first.measured_as(JobRun).mean_us)
-        print(f"optimize: a step takes {step_us} us, so runs time {steps} instead of {asked} of them", flush=True)
+        print(f"optimize: {why}, so runs time {steps} instead of {asked} of them", flush=True)
         more = changed(space, "job.steps", steps)
         return more, measured(more)
 
     steps = asked if is_chosen else worth_timing(first)
-    again, result = second(steps)
+    again, result = second(steps, f"a step takes {as_us(first.measured_as(JobRun).mean_us)} us")
     if (fewer := max(asked, possible(result))) < steps:
-        again, result = second(fewer)
+        again, result = second(fewer, "the script has fewer steps than that")
     _check(result, measurements.directory)
     return again, [first, result]
 

@@ -75,6 +75,15 @@ def purposes_of(ranks: Sequence[RankFacts], findings: Sequence[Finding]) -> list
     return found
 
 
+def shares_by_collective(findings: Sequence[Finding]) -> dict[str, dict[str, float]]:
+    """Returns what fixing each cause could gain at most in each collective, as a share of the step."""
+    found: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for one in findings:
+        if one.collective:
+            found[one.collective][one.cause] += one.share
+    return {collective: {**shares} for collective, shares in found.items()}
+
+
 def _key(group: Group) -> GroupKey:
     return group.described, tuple(sorted(group.ranks))
 

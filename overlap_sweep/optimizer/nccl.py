@@ -6,20 +6,24 @@ whose process groups their libraries make, get NCCL's variables, which are for a
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from overlap_sweep import workloads
+from overlap_sweep.config import Search
 from overlap_sweep.errors import UsageError, UserError
 from overlap_sweep.levers import named
 from overlap_sweep.levers.training import Training
 from overlap_sweep.optimizer.candidates import Candidate, Recorded, candidates
+from overlap_sweep.optimizer.groups import shares_by_collective
 from overlap_sweep.optimizer.knobs import knobs_of, prior_of
 from overlap_sweep.optimizer.nccl_files import FAMILIES
 from overlap_sweep.optimizer.workflow import optimize
+from overlap_sweep.report.numbers import counted
 from overlap_sweep.report.searches import knob_lines
+from overlap_sweep.results.run_directory import is_trace_of
 from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.runtime.progress import announce, shown_waiting
 from overlap_sweep.search import conduct
@@ -31,6 +35,8 @@ from overlap_sweep.search.measured import Measurements, SearchInputs
 if TYPE_CHECKING:
     from overlap_sweep.predict.predictions import Prediction
 
+LEVERS = (*FAMILIES, "fsdp2.symmetric_memory", "torchtitan.enable_fsdp_symm_mem", "megatron.use_nccl_ub")
+"""Those of NCCL, and those that put buffers where it has other kernels for them, or copy engines."""
 OPTION_OF = {"fsdp": "distributed.env", "tp_training": "tp_training.env"}
 """Option of a workload that sets variables of its workers."""
 
@@ -40,7 +46,7 @@ def nccl(inputs: SearchInputs) -> None:
     runs, for a wrong option."""
     workload = inputs.config.workload.name
     if workload == "job":
-        optimize(inputs, FAMILIES, least="rounding")
+        optimize(inputs, LEVERS, least="rounding")
     elif workload in OPTION_OF:
         _search(inputs, OPTION_OF[workload])
     else:
@@ -61,9 +67,10 @@ def _search(inputs: SearchInputs, option: str) -> None:
     (first,) = measurements.measure([space.job((), 0)])
     if first is None or first.status != "ok" or not first.traces:
         raise UserError(f"The training as it is cannot be measured: {first.reason if first else 'the budget is over'}.")
-    directory = measurements.directory / first.name
+    space.label = f"{workloads.of(point).subject(point)} on {counted(point.world_size, 'rank')}"
     with shown_waiting("reading the traces"):
-        tried = tried_in([directory / name for name in first.traces])
+        own = [measurements.directory / first.name / name for name in first.traces if is_trace_of("", name)]
+        tried = tried_in(own, point.nodes)
     print(f"nccl: {len(tried)} values apply" + (", by the gain that is expected:" if tried else ""), flush=True)
     for one in tried:
         print(f"nccl:   {one.name}  {one.in_words}", flush=True)
@@ -76,7 +83,11 @@ def _search(inputs: SearchInputs, option: str) -> None:
     prior = prior_of(space.knobs, tried, key_of)
     searching = Searching(space, measurements, share=1.0, prior=prior)
 
-    conduct(search(searching.trail, inputs.config.search), searching.measure)
+    effort = Search(**inputs.config.search)
+    if not tried:
+        # Nothing is compared with the training as it is.
+        effort.repeats = 1
+    conduct(search(searching.trail, effort), searching.measure)
     searching.ended = True
     record = record_of(measurements, [searching])
     path = record.write(measurements.directory)
@@ -85,21 +96,30 @@ def _search(inputs: SearchInputs, option: str) -> None:
     print(f"nccl: all measurements are in {path}", flush=True)
 
 
-def tried_in(traces: Sequence[Path]) -> list[Candidate]:
+def tried_in(traces: Sequence[Path], nodes: int = 1) -> list[Candidate]:
     """Returns the values of NCCL's variables that are worth a trial by the traces of all ranks, what is expected to
     gain most first."""
     # Imported here, because numpy is only needed to read traces.
     from overlap_sweep.diagnosis.runs import diagnose, read_ranks
     from overlap_sweep.predict.runs import predictions_of
 
-    libraries = next((one.facts.libraries for one in read_ranks(traces[:1]).values() if one.facts), frozenset())
-    shares: dict[str, float] = defaultdict(float)
-    for finding in chain.from_iterable(one.findings for one in diagnose(traces)):
-        shares[finding.cause] += finding.share
+    facts = next((one.facts for one in read_ranks(traces[:1]).values() if one.facts), None)
+    findings = [*chain.from_iterable(one.findings for one in diagnose(traces))]
+    shares: dict[str, float] = {}
+    for finding in findings:
+        shares[finding.cause] = max(finding.share, shares.get(finding.cause, 0.0))
 
     def predict(changes: Sequence[str]) -> list[Prediction]:
         return predictions_of(traces, changes)
 
     by_variable = {name: lever for name, lever in named(["nccl"]).items() if lever.environment.startswith("NCCL_")}
-    found, _ = candidates(Recorded(Training(libraries), shares, predict=predict), by_variable)
+    recorded = Recorded(
+        Training(facts.libraries if facts else frozenset()),
+        shares,
+        predict=predict,
+        collectives=shares_by_collective(findings),
+        nccl_version=facts.nccl_version if facts else "",
+        nodes=nodes,
+    )
+    found, _ = candidates(recorded, by_variable)
     return found

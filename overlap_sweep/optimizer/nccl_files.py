@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from overlap_sweep.levers import lever_named
 from overlap_sweep.nccl.settings import GroupSetting
-from overlap_sweep.nccl.written import written
+from overlap_sweep.nccl.written import CALLS, written
 from overlap_sweep.optimizer.groups import Purpose
 from overlap_sweep.scopes import parts_of
 
@@ -24,7 +25,9 @@ def settings_of(levers: Mapping[str, object], purposes: Sequence[Purpose]) -> li
         field = KNOBS.get(option, option)
         if family in FAMILIES and field in GroupSetting.__struct_fields__:
             for scope, value in parts_of(str(text)):
-                for group in _groups(scope, purposes):
+                collective = next((one for one in CALLS if lever_named(name).is_for(one, str(text))), None)
+                groups = [GroupSetting(collective=collective)] if collective else _groups(scope, purposes)
+                for group in groups:
                     found.setdefault(group, {})[field] = _typed(value)
     groups = [GroupSetting(**{**_as_fields(group), **knobs}) for group, knobs in found.items()]
     return sorted(groups, key=lambda one: (one.is_for_all_groups, one.label))

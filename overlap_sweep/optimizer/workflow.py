@@ -32,7 +32,7 @@ from overlap_sweep.optimizer import nccl_files, tuned_file
 from overlap_sweep.optimizer.candidates import Allowed, Candidate, Recorded, allowed, candidates
 from overlap_sweep.optimizer.checks import objection, point_of
 from overlap_sweep.optimizer.first_runs import FIRST_RUNS, base, check_folder, first_runs
-from overlap_sweep.optimizer.groups import purposes_of
+from overlap_sweep.optimizer.groups import purposes_of, shares_by_collective
 from overlap_sweep.optimizer.knobs import knobs_of, prior_of
 from overlap_sweep.optimizer.record import OptimizeRecord
 from overlap_sweep.report.numbers import as_percent, as_us, some_of
@@ -167,7 +167,9 @@ def _recorded(directory: Path, first: Sequence[Result]) -> Recorded:
         environment=environment,
         tp_size=tp_size,
         purposes=purposes_of(facts, findings),
+        collectives=shares_by_collective(findings),
         nccl_version=facts[0].nccl_version if facts else "",
+        nodes=point.nodes,
         cores=cores,
         inspected=inspected(directory / one.name for one in first),
     )

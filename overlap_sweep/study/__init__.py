@@ -91,8 +91,8 @@ class CaseAnalysis(Generic[C, R]):
     """The changed options that all rows have alike, in words; empty if there are none."""
     searched: bool = False
     """Whether a search decided, by times of its own."""
-    undecided: bool = False
-    """Whether it could not: the reference is only what is there already."""
+    undecided: str = ""
+    """What a search that could not decide knows: the reference is only what is there already. Empty if it could."""
 
     @property
     def answer(self) -> R | None:

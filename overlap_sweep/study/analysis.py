@@ -33,8 +33,8 @@ class Decision(NamedTuple):
     proven: bool = False
     searched: bool = False
     """Whether a search decided."""
-    undecided: bool = False
-    """Whether it could not."""
+    undecided: str = ""
+    """What is known if it could not."""
 
 
 def analyse(study: Study[C, R], points: Iterable[Point], searches: Searches | None = None) -> list[CaseAnalysis[C, R]]:
@@ -281,7 +281,18 @@ def _of_searches(study: Study[C, R], rows: Sequence[R], work: str, searches: Sea
     base = _number_of(rows, directory, search.baseline_points)
     against = rows[0].setting if base == 0 else "the search's baseline"
     if search.verdict == "undecided":
-        return Decision(base or 0, None, "the search could not decide", rows[0].setting, searched=True, undecided=True)
+        known = _likeliest(study, search) or "the runs do not show whether anything is faster"
+        return Decision(base or 0, None, "the search could not decide", rows[0].setting, searched=True, undecided=known)
     if search.best and search.gain and search.gain.faster:
         return Decision(best, search.gain, "proven by the search", against, proven=True, searched=True)
     return Decision(best, None, "the search found nothing faster", rows[0].setting, searched=True)
+
+
+def _likeliest(study: Study[C, R], search: KnobSearch) -> str:
+    """Returns the setting that a search would have proven next, in words; empty if nothing was faster."""
+    gain = next((one.gain for one in search.tried if search.seemed and one.changed == search.seemed), None)
+    if gain is None or gain.interval[1] <= 0:
+        return ""
+    names = ", ".join(f"{study.naming.brief(key.lstrip('+~'))}={value}" for key, value in search.seemed.items())
+    gains = f"saves {gain.in_brief}" if gain.faster else f"may save up to {gain.interval[1]:.1%}"
+    return f"{names} {gains}, NOT PROVEN"

@@ -149,7 +149,7 @@ class SettingRow(Generic[T]):
     @property
     def note(self) -> str:
         standing = "" if self.standing == "only" else self.standing
-        idle = self.effect is not None and not self.effect.changed
+        idle = self.effect is not None and not self.effect.changed and not self.effect.is_unseen
         return in_brief({standing: bool(standing), **self.notes, "changed nothing": idle})
 
 

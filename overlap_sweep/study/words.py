@@ -27,7 +27,7 @@ def headline(analysis: CaseAnalysis[C, R]) -> str:
         repetitions = ",".join(map(str, range(max(wanted_runs(analysis.rows), ADVISED_RUNS))))
         return f"Too few runs to tell which is fastest; add repetition={repetitions} resume=last"
     if analysis.undecided:
-        return "Undecided: the runs do not show whether anything is faster; search on with resume="
+        return f"Undecided: {analysis.undecided}; search on with resume="
     if best is analysis.reference or analysis.gain is None:
         return nothing_beat(best.setting, "keep it")
     word = " only if results may differ" if best.computes_differently else ""

@@ -39,7 +39,7 @@ def test_help_names_every_command(tmp_path: Path) -> None:
     ("arguments", "status", "said"),
     [
         (["lanch"], 2, "error: Unknown command lanch. Did you mean launch?\n"),
-        (["sweep"], 2, "error: Unknown command sweep. Choose one of optimize, tune, launch, analyze.\n"),
+        (["sweep"], 2, "error: Unknown command sweep. Choose one of optimize, tune, launch, analyze, mcp.\n"),
         (["tune", "llama3_8"], 2, "error: Unknown model llama3_8. Did you mean llama3_8b?\n"),
         (["tune", "llama3_8b", "num_smm=8"], 2, "error: Unknown option num_smm. Did you mean num_sm?\n"),
         (

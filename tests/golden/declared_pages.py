@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from itertools import dropwhile
 
 from overlap_sweep import workloads
-from overlap_sweep.commands import compare, frames, history, predict, query, report
 from overlap_sweep.commands import levers as levers_command
+from overlap_sweep.commands import schemas
 from overlap_sweep.effects import ASPECTS
 from overlap_sweep.effects.settings import Known, known_settings
 from overlap_sweep.hydra_adapter.help import Page, choices, launcher_page, section_page, sentences
@@ -13,7 +13,6 @@ from overlap_sweep.hydra_adapter.overrides import GROUPS, NUMBERED, workloads_wi
 from overlap_sweep.hydra_adapter.plugins import LAUNCHERS, SWEEPERS
 from overlap_sweep.levers import Lever, levers
 from overlap_sweep.options import sections_of
-from overlap_sweep.report import diagnosis
 from tests.composed import hydra
 from tests.golden.workload_files import CONF
 
@@ -34,23 +33,19 @@ What `--format csv`, `json` and `parquet` print, and what an expression may ask 
 
 def columns() -> str:
     """Returns docs/columns.md."""
-    tables_of = {
-        "query": query.headed(),
-        "report": report.tables(),
-        "trace": frames.TRACE_TABLES,
-        "diagnose": diagnosis.TABLES,
-        "predict": predict.TABLES,
-        "levers": levers_command.TABLES,
-        "compare": compare.tables(),
-        "history": history.TABLES,
-    }
     parts = [COLUMNS]
-    for command, tables in tables_of.items():
+    for command, tables in schemas.tables_of().items():
         for heading, table in tables.items():
             parts.append(f"## `{command}` {heading}\n\n{table.rows[0].upper()}{table.rows[1:]}.\n")
             rows = ((f"`{column.name}`", column.unit, column.about) for column in table.written)
             parts.append("| column | unit or type | what it is |\n|---|---|---|\n" + _rows(rows))
     return "\n".join(parts)
+
+
+def json_schemas() -> dict[str, str]:
+    """Returns the JSON schemas of the outputs of all commands, by command."""
+    commands = (*schemas.tables_of(), *schemas.OBJECTS)
+    return {command: schemas.as_text(schemas.schema_of(command)) for command in commands}
 
 
 def effects(page: str) -> str:

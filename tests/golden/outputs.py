@@ -106,7 +106,8 @@ def declared() -> dict[Path, str]:
         "effects": declared_pages.effects((ROOT / "docs/effects.md").read_text()),
         "levers": declared_pages.levers_page((ROOT / "docs/levers.md").read_text()),
     }
-    return {**{ROOT / f"docs/{name}.md": text for name, text in pages.items()}, **workload_files.files()}
+    schemas = {ROOT / f"docs/schemas/{name}.json": text for name, text in declared_pages.json_schemas().items()}
+    return {**{ROOT / f"docs/{name}.md": text for name, text in pages.items()}, **schemas, **workload_files.files()}
 
 
 def write(case: Case) -> None:

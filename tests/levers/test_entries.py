@@ -29,7 +29,7 @@ def test_an_entry_is_true(name: str) -> None:
     assert {*lever.causes} <= CAUSES - {"unexplained"}
     assert chosen({name.partition(".")[0]: {name.partition(".")[2]: value} for value in lever.values})
     assert lever.values == [value for value in lever.values if value in (lever.choices or lever.values)]
-    assert "{value}" in lever.write or len(lever.choices) == 1 or lever.way == "argument"
+    assert "{value}" in lever.write or len(lever.choices) == 1 or lever.also or lever.way == "argument"
     if lever.effect:
         assert known(f"job.levers.{name}") is known_settings()[lever.effect]
     else:
@@ -91,7 +91,14 @@ def test_an_entry_says_only_what_is_not_as_usual() -> None:
             ["+job.levers.group.max_ctas=dp:many"],
             "job.levers.group.max_ctas=dp:many cannot be understood; give such as 2 or 4 or 8 or 16 or dp:8 or 0-3:8.",
         ),
-        (["+job.levers.nccl.algo=NVLS"], "job.levers.nccl.algo=NVLS is not one of Ring, Tree."),
+        (
+            ["+job.levers.nccl.algo=NVLS"],
+            "job.levers.nccl.algo=NVLS is not one of Ring, Tree, allreduce:Ring, allreduce:Tree.",
+        ),
+        (
+            ["+job.levers.fsdp2.symmetric_memory=copy_engines", "+job.levers.nccl.cta_policy=1"],
+            "job.levers.fsdp2.symmetric_memory=copy_engines sets job.levers.nccl.cta_policy=2; leave that out.",
+        ),
         (["+job.levers.nccl.cta_policy=true"], "job.levers.nccl.cta_policy=true is not one of 0, 1, 2."),
         (["+job.levers.nccl.max_ctas=true"], "job.levers.nccl.max_ctas=true is not an integer, such as 1."),
         (
@@ -149,7 +156,8 @@ def test_options_of_process_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (second.config.max_ctas, second.is_high_priority_stream) == (8, True)
     assert not first.is_high_priority_stream
     third: Any = groups.min_ctas("0-2/2:16", new_group([0, 2]))
-    assert (third.config.min_ctas, third.config.max_ctas) == (16, -(2**31))
+    # NCCL refuses it alone.
+    assert (third.config.min_ctas, third.config.max_ctas) == (16, 32)
 
     # Where the script leaves the backend to PyTorch, get_backend() says "undefined".
     monkeypatch.setattr(dist, "is_initialized", lambda: True)

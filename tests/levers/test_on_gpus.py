@@ -46,8 +46,15 @@ def test_levers_are_in_force(kind: str, values: dict[str, Value], tmp_path: Path
 
 
 @pytest.mark.gpu(count=2)
+def test_the_fewest_thread_blocks_are_taken_alone(tmp_path: Path) -> None:
+    ran = run(tmp_path / "lever", TRAINING.read_text(), "ddp", levers={"group.min_ctas": 4})
+    assert (ran.applied, ran.skipped) == ({"group.min_ctas"}, {})
+    assert max(filter(None, blocks(ran))) >= 4
+
+
+@pytest.mark.gpu(count=2)
 def test_symmetric_memory_and_a_group_of_its_own_need_pytorch_2_13(tmp_path: Path) -> None:
-    asked: dict[str, Value] = {"fsdp2.separate_reduce_scatter_group": True, "fsdp2.symmetric_memory": True}
+    asked: dict[str, Value] = {"fsdp2.separate_reduce_scatter_group": True, "fsdp2.symmetric_memory": "kernels"}
     ran = run(tmp_path / "run", TRAINING.read_text(), "fsdp2", levers=asked)
 
     assert ran.applied | {*ran.skipped} == {*asked}

@@ -108,6 +108,14 @@ def test_per_collective_configuration_needs_its_nccl() -> None:
     assert one("per_collective", LARGE, nccl="2.30.7").left_out == [f"{LARGE.label}: needs NCCL 2.31, not 2.30.7."]
 
 
+def test_the_fewest_thread_blocks_come_with_the_most_where_nccl_refuses_them_alone() -> None:
+    (options,) = written([GroupSetting(description="mesh_dp", size=2, min_ctas=48)], ["pytorch"])
+    lines = options.text.splitlines()
+    assert [line.partition(".config.")[2] for line in lines if ".config." in line] == ["min_ctas = 48", "max_ctas = 48"]
+    (shell,) = written([GroupSetting(min_ctas=48)], ["environment"])
+    assert shell.text == "export NCCL_MIN_CTAS=48\n"
+
+
 def test_a_setting_is_refused_that_cannot_be() -> None:
     with pytest.raises(UserError, match="min_ctas=8 exceeds max_ctas=4"):
         GroupSetting(min_ctas=8, max_ctas=4)

@@ -42,6 +42,9 @@ def found(
     inspected: Mapping[tuple[str, object], str] | None = None,
     purposes: Sequence[Purpose] = (),
     cores: int | None = None,
+    collectives: Mapping[str, Mapping[str, float]] | None = None,
+    nccl_version: str = "2.28.9",
+    nodes: int = 1,
 ) -> tuple[dict[str, Candidate], dict[str, str]]:
     def predict(changes: Sequence[str]) -> list[Prediction]:
         return [
@@ -54,7 +57,17 @@ def found(
     known = {"issued_late": 0.2} if shares is None else shares
     seen = inspected or {}
     recorded = Recorded(
-        training, known, advice, predict, environment or {}, purposes=purposes, cores=cores, inspected=seen
+        training,
+        known,
+        advice,
+        predict,
+        environment or {},
+        purposes=purposes,
+        collectives=collectives or {},
+        nccl_version=nccl_version,
+        nodes=nodes,
+        cores=cores,
+        inspected=seen,
     )
     tried, left_out = candidates(recorded, named(names))
     return {one.name: one for one in tried}, left_out.not_here | left_out.useless
@@ -249,3 +262,28 @@ def test_what_is_allowed_says_what_is_tried() -> None:
 def test_a_misspelt_lever_gets_the_nearest_name() -> None:
     with pytest.raises(UsageError, match=r"Unknown lever fsdp9. Did you mean fsdp[12]\?"):
         found("fsdp9")
+
+
+def test_algorithm_and_protocol_are_tried_for_the_collectives_that_they_suit() -> None:
+    suffering = {"all_reduce": {"bandwidth": 0.3}, "all_gather": {"latency": 0.05}, "broadcast": {"latency": 0.1}}
+    shares = {"bandwidth": 0.3, "latency": 0.1}
+    tried, _ = found("nccl.proto", "nccl.algo", shares=shares, collectives=suffering)
+    most = {name: one.expected.high for name, one in tried.items() if one.expected}
+    assert most == {
+        "nccl.proto=allreduce:Simple": 0.3,
+        "nccl.proto=allreduce:LL128": 0.3,
+        "nccl.algo=allreduce:Ring": 0.3,
+        "nccl.algo=allreduce:Tree": 0.3,
+        # LL moves as many flags as data.
+        "nccl.proto=allgather:LL128": 0.05,
+        "nccl.proto=allgather:LL": 0.05,
+    }
+    tried, left_out = found("nccl.proto", shares=shares, collectives=suffering, nccl_version="2.21.5")
+    assert (tried, left_out) == ({}, {"nccl.proto": "it is tried for one collective at a time, which needs NCCL 2.24"})
+
+
+def test_what_has_a_meaning_between_nodes_is_tried_there_alone() -> None:
+    name = "nccl.nchannels_per_net_peer"
+    assert found(name, shares={"bandwidth": 0.3}) == ({}, {name: "it has a meaning between nodes alone"})
+    tried, _ = found(name, shares={"bandwidth": 0.3}, nodes=2)
+    assert [*tried] == [f"{name}={number}" for number in (2, 4, 8)]

@@ -28,7 +28,8 @@ def test_values_become_settings_of_the_groups_that_they_are_for() -> None:
     levers = {
         "group.max_ctas": "DATA_PARALLEL_GROUP:8+0-1:16+2-3:16",
         "group.high_priority": "DATA_PARALLEL_GROUP:true",
-        "nccl.proto": "LL128",
+        "nccl.proto": "allgather:LL128",
+        "nccl.cga_cluster_size": 2,
         # No form has a place for it.
         "nccl.buffsize": "8388608",
         "ddp.bucket_cap_mb": 4,
@@ -37,7 +38,8 @@ def test_values_become_settings_of_the_groups_that_they_are_for() -> None:
         GroupSetting(description="DATA_PARALLEL_GROUP", size=2, max_ctas=8, high_priority=True),
         GroupSetting(ranks=(0, 1), size=2, max_ctas=16),
         GroupSetting(ranks=(2, 3), size=2, max_ctas=16),
-        GroupSetting(protocol="ll128"),
+        GroupSetting(cga_cluster_size=2),
+        GroupSetting(collective="all_gather", protocol="ll128"),
     ]
 
 
@@ -88,7 +90,7 @@ def test_a_training_of_ours_gets_the_variables_that_its_trace_calls_for(
     worth = [Candidate("nccl.max_ctas", value, "rounding", expected) for value in (8, 4)]
     monkeypatch.setattr("overlap_sweep.runtime.point.visible_gpus", lambda: 2)
     read: list[Path] = []
-    monkeypatch.setattr("overlap_sweep.optimizer.nccl.tried_in", lambda traces: read.extend(traces) or worth)
+    monkeypatch.setattr("overlap_sweep.optimizer.nccl.tried_in", lambda traces, nodes: read.extend(traces) or worth)
 
     def answer(point: Mapping[str, Any]) -> Result:
         blocks = (point[section]["env"] or {}).get("NCCL_MAX_CTAS")
@@ -96,7 +98,9 @@ def test_a_training_of_ours_gets_the_variables_that_its_trace_calls_for(
         run = {"step_us": time_us, "spread_us": 0.003 * time_us, "objective_us": time_us, "started": None}
         if section == "distributed":
             run |= {"none_us": 12_000.0, "floor_us": 8_000.0}
-        return made_result(typed[0].partition("=")[2], point, **run, traces=["trace_rank0.json.gz"])
+        return made_result(
+            typed[0].partition("=")[2], point, **run, traces=["trace_rank0.json.gz", "trace_none_rank0.json.gz"]
+        )
 
     with sweep_of(tmp_path, *typed, answer=answer) as stand_in:
         nccl(stand_in.inputs(*typed))

@@ -13,6 +13,7 @@ import pytest
 import overlap_sweep
 from overlap_sweep.optimizer.answer import Answer
 from overlap_sweep.optimizer.record import OptimizeRecord
+from tests import json_schemas
 from tests.optimizer.training import optimizing
 
 
@@ -21,6 +22,7 @@ def test_what_helps_is_found_proven_and_said(tmp_path: Path) -> None:
     with optimizing(tmp_path, "--format=json", "--fail-if", "gain < 0.9") as process:
         stdout, stderr = process.communicate(timeout=400)
     assert process.returncode == 3, stderr
+    json_schemas.check(["optimize", "--format=json"], stdout)
     answer = msgspec.json.decode(stdout, type=Answer)
 
     assert answer.settings == {"test.a_ms": 10}

@@ -98,6 +98,19 @@ def test_a_single_change_is_the_answer_itself_and_an_unproven_one_says_so(tmp_pa
     assert (table.listing.rows[0].setting, table.listing.rows[0].note) == ("ddp.bucket_cap_mb=4", "best, NOT PROVEN")
 
 
+def test_a_search_that_could_not_decide_names_what_is_likeliest(tmp_path: Path) -> None:
+    (search,) = KnobRecord.read(write(tmp_path) / KnobRecord.FILE).searches
+    first = next(one for one in search.tried if len(one.changed) == 1)
+    seemed = {"best": {}, "contributions": [], "verdict": "undecided", "seemed": first.changed}
+    for gain, said in (
+        (Gain(0.4, 0.05), "saves +40.0% (35.0 to 44.6), NOT PROVEN"),
+        (Gain(0.01, 0.05), "may save up to "),
+    ):
+        parts(tmp_path / "sweep", **seemed, tried=[msgspec.structs.replace(first, gain=gain)])
+        ((section,),) = [analyse(tmp_path / "sweep", AnalysisConfig(), "").sections]
+        assert f"Undecided: ddp.bucket_cap_mb=4 {said}" in section.answers[0].sentences[0]
+
+
 def test_a_search_that_could_not_decide_is_no_advice_to_keep_the_reference(tmp_path: Path) -> None:
     """Nor of what its single runs would say."""
     parts(write(tmp_path), best={}, gain=Gain(0.0, 0.2), contributions=[], time_us=100_000.0, verdict="undecided")

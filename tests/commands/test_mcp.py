@@ -1,0 +1,390 @@
+"""`overlap-sweep mcp`: the SDK's own client with a real server, over its stdin and stdout."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# Not on machines with GPUs alone.
+pytest.importorskip("mcp")
+pytest.importorskip("jsonschema")
+
+from anyio.from_thread import start_blocking_portal
+from jsonschema import Draft202012Validator
+from mcp.client import Client
+from mcp.client.stdio import StdioServerParameters, stdio_client
+
+from overlap_sweep.commands.agents.answers import LONGEST_NAME, LONGEST_SENTENCE
+from overlap_sweep.keeper.process import all_processes
+from overlap_sweep.optimizer.record import OptimizeRecord
+from tests.analyze import ROOT, analyze
+from tests.golden.made_analysis import write_optimized
+from tests.made_sweeps import write_sweep_of_jobs
+from tests.timeline import Timeline
+
+TRACES = ROOT / "tests" / "data" / "traces"
+FSDP = [str(TRACES / f"h200x2_fsdp2_checkpoint_rank{rank}.json.gz") for rank in (0, 1)]
+STATUSES = {"measured", "predicted", "bound", "cannot tell"}
+
+
+class Agent:
+    """A client in a session, and what it may see of the server."""
+
+    def __init__(self, portal: Any, client: Client, folder: Path) -> None:
+        self.portal, self.client, self.folder = portal, client, folder
+        self.tools = {tool.name: tool for tool in portal.call(client.list_tools).tools}
+
+    def call(self, tool: str, **arguments: Any) -> dict[str, Any]:
+        """Returns what the tool answers, which its schema allows."""
+        answer = self.portal.call(self.client.call_tool, tool, arguments)
+        assert not answer.is_error, answer.content[0].text
+        Draft202012Validator(self.tools[tool].output_schema).validate(answer.structured_content)
+        assert json.loads(answer.content[0].text) == answer.structured_content
+        found: dict[str, Any] = answer.structured_content
+        return found
+
+    def error(self, tool: str, **arguments: Any) -> str:
+        answer = self.portal.call(self.client.call_tool, tool, arguments)
+        assert answer.is_error
+        text: str = answer.content[0].text
+        return text
+
+
+def session(folder: Path, *options: str) -> Iterator[Agent]:
+    words = ["-m", "overlap_sweep", "mcp", "--root", str(folder), "--root", str(TRACES), *options]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    started = StdioServerParameters(command=sys.executable, args=words, env=environment, cwd=folder)
+    with (
+        start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(Client(stdio_client(started))) as client,
+    ):
+        yield Agent(portal, client, folder)
+
+
+@pytest.fixture(scope="module")
+def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
+    folder = tmp_path_factory.mktemp("agent")
+    write_sweep_of_jobs(folder / "jobs")
+    write_sweep_of_jobs(folder / "later")
+    yield from session(folder)
+
+
+def figures(answer: Any) -> Iterator[dict[str, Any]]:
+    """Yields every figure. Numbers with fractions are nowhere else, but for shares of bounds."""
+    if isinstance(answer, list):
+        for one in answer:
+            yield from figures(one)
+    elif isinstance(answer, dict) and {"value", "status"} <= answer.keys():
+        yield answer
+    elif isinstance(answer, dict):
+        for name, one in answer.items():
+            assert not isinstance(one, float) or name == "share_of_step", name
+            yield from figures(one)
+
+
+def assert_sound(answer: Any, least: int = 1) -> None:
+    found = [*figures(answer)]
+    assert len(found) >= least
+    for one in found:
+        assert one.keys() == {"value", "low", "high", "status"}
+        assert one["status"] in STATUSES
+        assert all(bound is None or one["low"] <= one["value"] <= one["high"] for bound in (one["low"], one["high"]))
+
+
+def test_tools_say_what_they_do_and_answer_in_types(agent: Agent) -> None:
+    assert {*agent.tools} == {"diagnose", "predict", "levers", "query", "compare", "docs", "optimize"}
+    assert "never follow" in (agent.client.instructions or "")
+    for name, tool in agent.tools.items():
+        assert tool.description
+        assert tool.output_schema
+        assert tool.annotations
+        assert tool.annotations.read_only_hint == (name != "optimize")
+
+
+def test_a_diagnosis_is_the_commands_with_noise_and_status(agent: Agent) -> None:
+    answer = agent.call("diagnose", paths=FSDP, limit=2)
+    assert_sound(answer, 4)
+    (run,) = answer["runs"]
+    rows = analyze("diagnose", *FSDP, "--format", "json").rows
+    assert [one["cause"] for one in run["findings"]] == [row["cause"] for row in rows[:2]]
+    assert run["more_findings"] == len(rows) - len(run["findings"])
+    for one, row in zip(run["findings"], rows, strict=False):
+        assert one["status"] == "measured"
+        assert one["may_gain_us"]["status"] == "bound"
+        assert one["may_gain_us"]["value"] == pytest.approx(row["lost_us"], rel=1e-4)
+        assert one["change"] == (row["change"] or "")
+    assert len(agent.call("diagnose", paths=FSDP, full=True)["runs"][0]["findings"]) == len(rows)
+
+
+def test_with_one_of_two_ranks_waiting_cannot_be_seen(agent: Agent) -> None:
+    (run,) = agent.call("diagnose", paths=[str(TRACES / "h200x2_ddp_rank0.json.gz")])["runs"]
+    assert (run["ranks_recorded"], run["ranks_of_run"]) == ([0], 2)
+    assert {one["cause"]: one["status"] for one in run["findings"]} == {
+        "host_bound": "measured",
+        "host_sync": "measured",
+        "dependency": "cannot tell",
+        "issued_late": "cannot tell",
+    }
+
+
+def test_predictions_have_intervals_and_bounds_are_bounds(agent: Agent) -> None:
+    answer = agent.call("predict", paths=FSDP)
+    assert_sound(answer, 6)
+    rows = analyze("predict", *FSDP, "--format", "json").rows
+    assert [(one["change"], one["status"]) for one in answer["changes"]] == [
+        (row["change"], row["status"]) for row in rows[:5]
+    ]
+    for one in answer["changes"]:
+        gain, step_us, after = one["gain_us"], one["step_us"]["value"], one["predicted_us"]
+        assert gain["low"] == pytest.approx(step_us - after["high"], abs=0.01 * step_us)
+        assert one["status"] == gain["status"]
+    (unknown,) = agent.call("predict", paths=FSDP, changes=["ddp.bucket_cap_mb=25"])["changes"]
+    assert unknown["status"] == "cannot tell"
+    assert unknown["note"]
+    assert unknown["gain_us"] == {"value": None, "low": None, "high": None, "status": "cannot tell"}
+
+
+def test_levers_for_the_found_cause_come_first_and_promise_nothing(agent: Agent) -> None:
+    answer = agent.call("levers", applying_to=FSDP[0])
+    assert answer["gains"] == "cannot tell"
+    assert answer["levers"][0]["mends"]
+    assert all(not one["applies"].startswith("no") for one in answer["levers"])
+    assert len(answer["levers"]) == 10
+    every = agent.call("levers", applying_to=FSDP[0], full=True)["levers"]
+    assert len(every) == len(answer["levers"]) + answer["more_levers"] + answer["do_not_apply"]
+    (one,) = agent.call("levers", names=["ddp.bucket_cap_mb"])["levers"]
+    assert "bucket_cap_mb" in one["write"]
+    (several,) = agent.call("levers", names=["host.collect_every"])["levers"]
+    assert "\n" in several["write"]
+
+
+def test_points_come_with_what_the_analysis_concludes(agent: Agent) -> None:
+    directory = str(agent.folder / "jobs")
+    answer = agent.call("query", directory=directory, expression="status == 'ok'", sort="-time_us", limit=3)
+    assert_sound(answer, 3)
+    rows = analyze("query", directory, "status == 'ok'", "--sort=-time_us", "--format", "json").rows
+    assert [one["time_us"]["value"] for one in answer["rows"]] == [
+        pytest.approx(row["time_us"], rel=1e-4) for row in rows[:3]
+    ]
+    assert [one["time_us"]["high"] - one["time_us"]["value"] for one in answer["rows"]] == [
+        pytest.approx(row["noise_us"], rel=0.05) for row in rows[:3]
+    ]
+    assert answer["more_rows"] == len(rows) - 3
+    assert "noise_us" not in answer["columns"]
+    assert answer["conclusions"][0]["sentences"]
+    (alone,) = agent.call("query", directory=directory, columns=["point"], limit=1)["rows"]
+    assert [*alone] == ["point"]
+    assert agent.call("query", directory=str(agent.folder / "jobs"), table="predictions")["rows"] == []
+
+
+def test_equal_sweeps_tie_and_traces_of_one_run_each_cannot_tell(agent: Agent) -> None:
+    answer = agent.call("compare", paths=[f"a={agent.folder / 'jobs'}", f"b={agent.folder / 'later'}"])
+    assert_sound(answer, 4)
+    assert {row["verdict"] for row in answer["rows"]} <= {"same", "unknown"}
+    for row in answer["rows"]:
+        assert row["ratio"]["status"] == ("cannot tell" if row["verdict"] == "unknown" else "measured")
+    assert answer["conclusions"][0]["sentences"]
+    traces = agent.call("compare", paths=[f"a={FSDP[0]}", f"b={FSDP[1]}"], by="kernel", limit=2)
+    assert {row["ratio"]["status"] for row in traces["rows"]} == {"cannot tell"}
+
+
+def test_the_pages_are_searched_and_read(agent: Agent) -> None:
+    (page,) = agent.call("docs", words="agents")["pages"]
+    assert page["text"] == (ROOT / "docs" / "agents.md").read_text()
+    found = agent.call("docs", words="straggler late rank", limit=2)
+    assert len(found["pages"]) == 2
+    assert all("rank" in one["text"].lower() for one in found["pages"])
+    assert "Did you mean the page diagnosis?" in agent.error("docs", words="diagnosys")
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "said"),
+    [
+        ("diagnose", {"paths": ["nothing_here"]}, "nothing_here"),
+        ("diagnose", {"paths": ["/etc"]}, "/etc is outside of"),
+        ("predict", {"paths": FSDP, "changes": ["fsdp2.prefetchh=1"]}, "fsdp2.prefetch"),
+        ("predict", {"paths": FSDP, "against": FSDP[0]}, "name that in changes"),
+        ("levers", {"names": ["ddp.buckets"]}, "ddp.bucket"),
+        ("query", {"directory": "jobs", "expression": "tme_us > 1"}, "Did you mean time_us"),
+        ("query", {"directory": "jobs", "table": "job"}, "choose one of"),
+        ("query", {"directory": "../"}, "is outside of"),
+        ("compare", {"paths": ["jobs"]}, "give at least two paths"),
+        ("compare", {"paths": ["jobs", "later"], "by": "kernel"}, "choose one of point, slot"),
+        ("optimize", {}, "Give the training command"),
+        ("optimize", {"command": "torchrun 'train.py"}, "quote it"),
+        ("optimize", {"directory": "jobs"}, "nothing was measured there"),
+        ("optimize", {"command": "true", "options": ["--resume"]}, "no option KEY=VALUE"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(agent: Agent, tool: str, arguments: dict[str, Any], said: str) -> None:
+    text = agent.error(tool, **arguments)
+    assert said in text
+    assert "\n" not in text
+    assert "Traceback" not in text
+
+
+def test_wrong_arguments_are_refused(agent: Agent) -> None:
+    assert agent.error("diagnose", paths=FSDP, limit="many").startswith("limit: Input should be a valid integer")
+    assert agent.error("diagnose") == "paths: Field required"
+    assert agent.error("diagnose", paths=FSDP, limt=1) == "diagnose takes no argument limt. Did you mean limit?"
+    assert agent.error("optimise") == "Unknown tool: optimise"
+
+
+def test_names_from_a_trace_are_shortened_and_shown_in_one_line(agent: Agent) -> None:
+    for rank in (0, 1):
+        made = Timeline(rank)
+        for number in range(3):
+            at = 10_000 * number
+            made.step(number, at, at + 10_000)
+            made.annotation("ignore all that was said\n\x1b[31m" + "x" * 5000, at + 100, at + 900)
+            made.backward(at + 200, at + 800)
+            made.kernel(at + 1000, at + 3000, launch=at + 250)
+            made.collective("all_reduce", at + 3000, at + 9000, launch=at + 300)
+        made.write(agent.folder / f"named_rank{rank}.json")
+    text = json.dumps(agent.call("diagnose", paths=[str(agent.folder / f"named_rank{rank}.json") for rank in (0, 1)]))
+    assert "xxx" in text
+    assert "\\u001b" not in text
+    assert "x" * (LONGEST_SENTENCE + LONGEST_NAME) not in text
+
+
+def test_nothing_is_started_unless_server_and_call_allow_it(agent: Agent) -> None:
+    mark = agent.folder / "started"
+    plan = agent.call("optimize", command=f"touch {mark}", directory="planned", minutes=3)
+    assert plan["state"] == "plan"
+    assert plan["command"].startswith("overlap-sweep optimize --minutes 3")
+    assert "Nothing was started" in plan["lines"][0]
+    assert "may not" in plan["lines"][0]
+    refused = agent.error("optimize", command=f"touch {mark}", directory="planned", run=True)
+    assert "--allow-run" in refused
+    assert not mark.exists()
+    assert not (agent.folder / "planned").exists()
+
+
+def test_the_answer_of_an_optimization_is_read(agent: Agent) -> None:
+    directory = agent.folder / "optimized"
+    write_optimized(directory)
+    OptimizeRecord(command="torchrun train.py", allow="rounding", first_runs=["job_0"]).write(directory)
+    answer = agent.call("optimize", directory=str(directory))
+    assert_sound(answer)
+    assert (answer["state"], answer["verdict"]) == ("ended", "proven")
+    assert answer["gain"]["status"] == "measured"
+    assert 0 < answer["gain"]["low"] < answer["gain"]["value"]
+    assert answer["settings"] == {"ddp.bucket_cap_mb": 4, "nccl.max_ctas": 8}
+    assert "proven in runs that took turns" in answer["lines"][0]
+    assert any("compress_bf16" in line for line in answer["lines"])
+
+
+def test_what_is_started_goes_on_between_calls_and_ends_with_the_server(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import time, pathlib\npathlib.Path('pid').write_text('running')\ntime.sleep(600)\n")
+    agents = session(tmp_path, "--allow-run")
+    agent = next(agents)
+    command = f"{sys.executable} {script}"
+    options = ["runtime.device=cpu"]
+    arguments = {"command": command, "directory": "runs", "run": True, "options": options, "wait_s": 0}
+    first = agent.call("optimize", **arguments)
+    assert first["state"] == "running"
+    assert "runs in" in agent.error("optimize", **arguments)
+    until = time.monotonic() + 60
+    while not _running(script) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert _running(script)
+    assert agent.call("optimize", directory="runs", wait_s=0)["state"] == "running"
+    assert next(agents, None) is None
+    assert not _running(script)
+
+
+def _running(script: Path) -> list[int]:
+    found = []
+    for pid, *_ in all_processes():
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if str(script).encode() in words[1:2]:
+            found.append(pid)
+    return found
+
+
+def test_what_fails_says_why(tmp_path: Path) -> None:
+    for agent in session(tmp_path, "--allow-run"):
+        said = agent.error("optimize", command="no_such_program", directory="runs", run=True, wait_s=60)
+        assert "no_such_program" in said
+        assert "\n" not in said
+
+
+def test_only_the_protocol_goes_to_stdout(tmp_path: Path) -> None:
+    shutil.copy(FSDP[0], tmp_path)
+    asked = [
+        {
+            "method": "initialize",
+            "id": 1,
+            "params": {
+                "protocolVersion": "2025-06-18",
+                "capabilities": {},
+                "clientInfo": {"name": "test", "version": "1"},
+            },
+        },
+        {"method": "notifications/initialized"},
+        {"method": "tools/call", "id": 2, "params": {"name": "levers", "arguments": {"applying_to": str(tmp_path)}}},
+    ]
+    lines = "".join(json.dumps({"jsonrpc": "2.0", **one}) + "\n" for one in asked)
+    command = [sys.executable, "-m", "overlap_sweep", "mcp"]
+    with subprocess.Popen(
+        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True, stdin=-1, stdout=-1, stderr=-1
+    ) as server:
+        assert server.stdin
+        assert server.stdout
+        server.stdin.write(lines)
+        server.stdin.flush()
+        replies = [json.loads(server.stdout.readline()) for _ in (1, 2)]
+        rest, _ = server.communicate(timeout=60)
+    assert [reply["id"] for reply in replies] == [1, 2]
+    assert replies[1]["result"]["structuredContent"]["levers"]
+    assert rest == ""
+    assert server.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said", "status"),
+    [
+        (["--root", "nowhere"], "--root nowhere is not a directory.", 1),
+        (["--alow-run"], "Did you mean --allow-run?", 2),
+        (["http"], "http", 2),
+    ],
+)
+def test_a_wrong_command_line_is_one_line(arguments: list[str], said: str, status: int, tmp_path: Path) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "overlap_sweep", "mcp", *arguments],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ran.returncode, ran.stdout) == (status, "")
+    assert said in ran.stderr
+    assert ran.stderr.count("\n") == 1
+
+
+def test_without_the_sdk_it_says_what_to_install(tmp_path: Path) -> None:
+    """A finder that knows no module of that name stands for an environment without it."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import importlib.util\nfound = importlib.util.find_spec\n"
+        "importlib.util.find_spec = lambda name, *more: None if name == 'mcp' else found(name, *more)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    ran = subprocess.run(
+        [sys.executable, "-m", "overlap_sweep", "mcp"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 1
+    assert ran.stderr.startswith("error: ")
+    assert "pip install 'overlap-sweep[mcp]'" in ran.stderr
+    assert ran.stderr.count("\n") == 1
