@@ -251,6 +251,7 @@ NO_PART_OF_A_POINT = (
     "store",
     "reuse",
     "report",
+    "tracker",
     "model_preset",
 )
 """Options that say how to search and where to keep results; they don't change what a point measures."""
@@ -283,6 +284,9 @@ class PointConfig(Mapping[str, Any]):
     """Keep every measurement in `<store>.d`; see docs/store.md."""
     report: bool = True
     """Whether a sweep ends with its answers and with the files of analyze.py. false leaves that to analyze.py."""
+    tracker: str = "none"
+    """Where each point is also logged as a run, once it has ended, and the sweep in the end: `mlflow`, `wandb`, or one
+    of another package; see docs/tracking.md. `none`: nowhere."""
     reuse: bool = False
     """Reuse measurements from the store instead of measuring again."""
 

@@ -27,7 +27,8 @@ MAY_IMPORT = {
     "store": BELOW_RESULTS | {"results"},
     "workloads": BELOW_RESULTS
     | {"results", "measure", "backends", "report", "study", "effects", "predict", "recorder", "levers"},
-    "runtime": BELOW_RESULTS | {"results", "measure", "backends", "report", "workloads", "store"},
+    "trackers": BELOW_RESULTS | {"results", "report", "workloads"},
+    "runtime": BELOW_RESULTS | {"results", "measure", "backends", "report", "workloads", "store", "trackers"},
     "search": BELOW_RESULTS | {"results", "measure", "backends", "report", "workloads", "runtime"},
     "compare": BELOW_RESULTS | {"results", "report", "workloads", "store"},
     "tuner": BELOW_RESULTS | {"results", "report", "workloads", "runtime", "search", "effects"},
@@ -42,6 +43,7 @@ MAY_IMPORT = {
         "report",
         "workloads",
         "store",
+        "trackers",
         "runtime",
         "search",
         "compare",
@@ -78,6 +80,7 @@ WITHOUT_TORCH = {
     "study",
     "store",
     "compare",
+    "trackers",
     "commands",
 }
 WITHOUT_TORCH_IN_SLICES = {"config", "result", "answer", "section", "compare", "study", "tables", "rows"}

@@ -32,7 +32,7 @@ from overlap_sweep.runtime.start import remove_leftovers
 from overlap_sweep.workloads import Workload
 
 if TYPE_CHECKING:
-    from overlap_sweep.report.section import Section
+    from overlap_sweep.report.section import Analysis, Section
 
 
 @hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name="config")
@@ -94,8 +94,9 @@ def _write_files(section: Section) -> None:
                 print(f"warning: {in_words(error)}", file=sys.stderr)
 
 
-def write_report(*, headlines: bool) -> None:
-    """Analyses the sweep, writes all files into its directory as analyze.py does, and prints the headlines."""
+def write_report(*, headlines: bool) -> Analysis | None:
+    """Analyses the sweep, writes all files into its directory as analyze.py does, and prints the headlines. Returns the
+    analysis; None if files could not be written."""
     from overlap_sweep.config import AnalysisConfig
     from overlap_sweep.report.charts.figures import left_out
     from overlap_sweep.report.console import console_for, print_headlines
@@ -111,12 +112,24 @@ def write_report(*, headlines: bool) -> None:
             write_reports(analysis, root)
         except UserError as error:
             print(f"warning: {error}", file=sys.stderr)
-            return
+            return None
     for warning in left_out():
         print(f"warning: {warning}", file=sys.stderr)
     if headlines:
         print_headlines(analysis, console_for(sys.stdout))
     outcomes.report = root / FILE_NAME
+    return analysis
+
+
+def conclude_tracking(analysis: Analysis | None) -> None:
+    """Logs what was measured in the end, with what the sweep says of each point. `analysis`: that of the report, if
+    one was written."""
+    from overlap_sweep.config import AnalysisConfig
+
+    root = outcomes.root
+    if root and outcomes.tracking and outcomes.all:
+        with shown_waiting("tracking"):
+            outcomes.tracking.conclude(lambda: analysis or workloads.analyse(root, AnalysisConfig()), len(outcomes.all))
 
 
 def _join_others() -> None:
@@ -169,13 +182,16 @@ def main(*, headlines: bool = True) -> None:
             run_as_typed(sys.argv[1:])
             _measure()
         outcomes.hear_of_other_processes()
-        answered = report_measured()
+        answered, analysis = report_measured(), None
         if outcomes.wants_report and not outcomes.missing and not outcomes.report and outcomes.counts()["ok"]:
-            write_report(headlines=headlines and not answered)
+            analysis = write_report(headlines=headlines and not answered)
+        conclude_tracking(analysis)
     except KeyboardInterrupt as interrupt:
         print(f"interrupted: {outcomes.counts_line()}; finished results are kept", file=sys.stderr)
         if outcomes.expected:
             print(f"resume with: {outcomes.resume_command()}", file=sys.stderr)
+        if outcomes.tracking:
+            outcomes.tracking.interrupt()
         sys.exit(getattr(interrupt, "exit_status", 130))
     except BrokenPipeError:
         if not stdout_is_closed():
@@ -187,5 +203,7 @@ def main(*, headlines: bool = True) -> None:
             remove_leftovers()
         elif outcomes.may_resume:
             print(f"{outcomes.counts_line()}; resume with: {outcomes.resume_command()}", file=sys.stderr)
+        if outcomes.tracking:
+            outcomes.tracking.interrupt()
         raise
     sys.exit(outcomes.conclude())

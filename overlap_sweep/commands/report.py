@@ -17,6 +17,7 @@ from overlap_sweep.report.console import console_for, print_answers, print_writt
 from overlap_sweep.report.files import write_reports
 from overlap_sweep.report.section import Analysis
 from overlap_sweep.report.table import Table
+from overlap_sweep.trackers.tracking import Tracking, check_is_whole, tracked
 from overlap_sweep.workloads import analyse
 
 if TYPE_CHECKING:
@@ -41,6 +42,9 @@ def report(
     plots: Annotated[bool, typer.Option("--plots", help="Also write the charts of report.html as PNGs.")] = False,
     format: out.FormatOption = out.TableFormat.table,
     fail_expressions: Annotated[list[str] | None, out.fail_if_option("hidden_fraction < 0.3")] = None,
+    track: Annotated[
+        str | None, typer.Option(metavar="TRACKER", help="Also log every point as a run: mlflow, wandb.")
+    ] = None,
 ) -> None:
     """Choose the best overlap of every slot; write a report, YAML, JSON and tables.
 
@@ -62,6 +66,7 @@ def report(
     Exit status: 0 success, 1 error, 2 wrong usage, 3 a --fail-if condition holds.
     """
     config = analysis_config(overrides or [])
+    tracking = _tracking(track, directory) if track else None
     analysis = analyse(directory, config, shlex.join([*analyze_program().split(), *sys.argv[1:]]))
     answers = _answers(analysis, format)
     out.check_fail_if(fail_expressions, answers)
@@ -76,11 +81,22 @@ def report(
     if written:
         console = console_for(sys.stdout if format is out.TableFormat.table else sys.stderr)
         print_written(written, console, analysis.sections)
+    if tracking and answered:
+        try:
+            tracking.log_all(analysis, written)
+            out.print_aside(tracked(tracking))
+        except UserError as error:
+            not_written.append(str(error))
     for warning in (*analysis.warnings, *(left_out(images=plots) if written else [])):
         out.print_warning(warning)
     out.fail_for(analysis.problems, answered=answered)
     out.fail_for(not_written)
     out.fail_if(fail_expressions, answers, "answers")
+
+
+def _tracking(name: str, directory: Path) -> Tracking:
+    check_is_whole(directory)
+    return Tracking(name, directory)
 
 
 def _answers(analysis: Analysis, format: out.TableFormat) -> pd.DataFrame:

@@ -25,7 +25,7 @@ from overlap_sweep.options import Option, options_of, sections_of
 
 NUMBERED = ("tp_size", "num_sm")
 """Groups that set the option of the same name."""
-GROUPS = ["workload", "model", "experiment", "tp_size", "operator", "method", "num_sm", "layer", "backend"]
+GROUPS = ["workload", "model", "experiment", "tp_size", "operator", "method", "num_sm", "layer", "backend", "tracker"]
 GROUPS += ["hydra/launcher", "hydra/sweeper"]
 
 _NUMBER = re.compile(r"-?\d+|null")

@@ -11,12 +11,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from overlap_sweep.program import analyze_program, launch_program
 from overlap_sweep.report.numbers import visible
 from overlap_sweep.results.identity import instrumented
 from overlap_sweep.results.run_directory import Result, find_points
 from overlap_sweep.runtime.kept import whole_result
+
+if TYPE_CHECKING:
+    from overlap_sweep.trackers.tracking import LaunchTracking
 
 LONGEST_REASON = 200
 """Longest reason in a progress line, in characters; result.json has the whole text."""
@@ -92,11 +96,15 @@ class Outcomes:
     """Whether this is a sweep that ends with its report."""
     report: Path | None = None
     """The page that was written, if any."""
+    tracking: "LaunchTracking | None" = None
+    """Logs each newly measured point; None: nothing does."""
 
     def add(self, outcome: Outcome) -> None:
         self.all.append(outcome)
         self.measured += 1
         self.listener(outcome)
+        if self.tracking:
+            self.tracking.add(outcome.directory)
 
     def keep(self, outcome: Outcome) -> None:
         """Adds the outcome of a point that was measured earlier, once: a search may request it repeatedly."""

@@ -7,7 +7,7 @@ from functools import cache
 
 from omegaconf import DictConfig, OmegaConf
 
-from overlap_sweep import backends, workloads
+from overlap_sweep import backends, trackers, workloads
 from overlap_sweep.config import NO_PART_OF_A_POINT, PointConfig
 from overlap_sweep.declared import decode, short_key, spelled, spellings
 from overlap_sweep.hydra_adapter.composition import plain
@@ -24,7 +24,9 @@ def register() -> None:
     """Registers the workloads' schemas and config groups with Hydra, and the resolvers that conf/ and the launchers'
     options use. Calling it again changes nothing."""
     own_backends = {name: {"backend": name} for name in ("auto", *backends.names())}
-    register_options({name: workloads.schema(name) for name in workloads.names()}, {"backend": own_backends})
+    own_trackers = {name: {"tracker": name} for name in (trackers.NONE, *trackers.names())}
+    groups = {"backend": own_backends, "tracker": own_trackers}
+    register_options({name: workloads.schema(name) for name in workloads.names()}, groups)
     resolvers: dict[str, Callable[..., object]] = {
         "point_name": lambda *, _root_: point_name(
             _root_, list(map(as_typed, _root_.hydra.overrides.task)), _root_.hydra.callbacks.start.fixed_keys.split(",")

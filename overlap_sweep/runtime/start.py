@@ -16,6 +16,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
+from overlap_sweep import trackers
 from overlap_sweep.errors import UsageError, UserError, end, in_words
 from overlap_sweep.hydra_adapter.composition import as_was_typed
 from overlap_sweep.hydra_adapter.mistakes import as_user_error
@@ -163,6 +164,7 @@ def _begin(config: DictConfig, kind: str) -> None:
     try:
         _check_open_files()
         _check_resumed(config, kind)
+        _check_tracker(config)
         as_was_typed(config)
         directory = Path(str(config.hydra[kind].dir))
         refuse_if_read_only(directory, kind)
@@ -181,6 +183,10 @@ def _begin(config: DictConfig, kind: str) -> None:
         sys.exit(f"error: {in_words(error)}")
     outcomes.root, outcomes.common = directory, Path(common) if common else None
     outcomes.wants_report = kind == "sweep" and bool(config.get("report"))
+    if config.get("tracker", trackers.NONE) != trackers.NONE:
+        from overlap_sweep.trackers.tracking import LaunchTracking, Tracking
+
+        outcomes.tracking = LaunchTracking(Tracking(config.tracker, directory))
 
 
 def _check_open_files() -> None:
@@ -201,6 +207,15 @@ def _check_resumed(config: DictConfig, kind: str) -> None:
         raise UsageError(f"resume={config.resume} and hydra.sweep.dir={config.hydra.sweep.dir}: give only one.")
     if not earlier.is_dir():
         raise UserError(f"{earlier} does not exist; give the directory of an earlier sweep, or resume=last.")
+
+
+def _check_tracker(config: DictConfig) -> None:
+    """Raises UserError if the tracker cannot be used. Where its server is, it is asked only after the first point."""
+    for override in map(str, config.hydra.overrides.task):
+        if override.startswith("tracker=") and "," in override:
+            raise UsageError(f"{override}: a sweep takes one tracker.")
+    if config.get("tracker", trackers.NONE) != trackers.NONE:
+        trackers.check(config.tracker)
 
 
 def _is_by_time(config: DictConfig, kind: str) -> bool:

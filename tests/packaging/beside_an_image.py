@@ -18,7 +18,7 @@ IMAGE = {
     "megatron_core": "0.15.0rc8",
     "numpy": "2.1.0",
 }
-EXTRAS = ("", "[torch,gpu,autotp,optuna]")
+EXTRAS = ("", "[torch,gpu,autotp,optuna,mlflow,wandb]")
 
 
 def write_stand_in(folder: Path, name: str, version: str) -> Path:

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.slurm
 SCRIPT = """\
 import os, sys, time
 print(os.environ["SLURM_JOB_ID"])
+print(os.environ.get("INTERPRETER"))
 if sys.argv[1] == "none":
     raise ValueError("no such time")
 for _ in range(12):
@@ -37,7 +38,9 @@ def test_a_command_runs_in_slurms_jobs_and_can_be_searched_there(slurm: Slurm, t
     (tmp_path / "sleeps.py").write_text(SCRIPT)
     launch = Launch(tmp_path / "sweep", dict(slurm.environment))
     where = (f"job.directory={tmp_path}", f"hydra.launcher.name={launch.tag}")
-    done = launch.run(*TYPED, *where, "+job.values.ms=9,none,7", "hydra.launcher.points_per_job=2")
+    # As a Python in a container would be.
+    other = f'+hydra.launcher.python="env INTERPRETER=other {sys.executable}"'
+    done = launch.run(*TYPED, *where, other, "+job.values.ms=9,none,7", "hydra.launcher.points_per_job=2")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "2 ok, 1 failed; " in done.stdout
     results = {result.recorded["job"]["values"]["ms"]: result for result in launch.results().values()}
@@ -46,6 +49,7 @@ def test_a_command_runs_in_slurms_jobs_and_can_be_searched_there(slurm: Slurm, t
     assert "ValueError: no such time" in str(results["none"].error)
     logs = [(launch.directory / result.name / "worker.log").read_text() for result in results.values()]
     assert len({log.splitlines()[0] for log in logs}) == 2
+    assert {log.splitlines()[1] for log in logs} == {"other"}
     # Nothing is left of commands that would have gone on. The job itself may end a little after its last result.
     wait_for(lambda: not launch.processes(), 30)
     search = Launch(tmp_path / "search", dict(slurm.environment))

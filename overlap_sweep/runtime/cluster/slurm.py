@@ -85,7 +85,13 @@ def submit(calls: Sequence[Callable[[], None]], options: Mapping[str, Any]) -> l
     # log has no folder, and jobs may start before their numbers are known here.
     new = uuid.uuid4().hex[:12]
     folder = Path(re.sub("%[jAat]", new, given.pop("submitit_folder"))).absolute()
-    executor = submitit.AutoExecutor(folder=folder, cluster="slurm", slurm_max_num_timeout=given.pop("max_num_timeout"))
+    executor = submitit.AutoExecutor(
+        folder=folder,
+        cluster="slurm",
+        slurm_max_num_timeout=given.pop("max_num_timeout"),
+        # In a container it is not where it is here.
+        slurm_python=given.pop("python", None),
+    )
     # A job that may not be requeued is lost with its node, and Slurm's default depends on the site.
     additional = {"requeue": True}
     additional |= {name.replace("_", "-"): value for name, value in given.pop("additional_parameters").items()}
