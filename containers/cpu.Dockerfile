@@ -16,5 +16,5 @@ RUN pip install --no-cache-dir --extra-index-url "$TORCH_INDEX" -c /dist/constra
 ENV UB_SKIPMC=1 NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVLS=1 \
     CUBLASMP_DISABLE_MULTICAST=1
 # Mount a folder of yours here: sweeps are written to multirun/ in it.
-WORKDIR /work
+WORKDIR /workspace
 CMD ["overlap-sweep", "--help"]
