@@ -293,11 +293,12 @@ def _written(path: Path, types: dict[str, str]) -> pd.DataFrame:
 def find_traces(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
     """Returns the traces, each once, and a sentence for each directory without any."""
     from overlap_sweep.trace.disk import find_traces, refused_links
+    from overlap_sweep.trace.nsight_files import paths_in
 
     found: dict[Path, Path] = {}
     problems = []
     for path in paths:
-        below = find_traces(path) if path.is_dir() else [path]
+        below = find_traces(path) if path.is_dir() else paths_in(path)
         refused = refused_links(path) if path.is_dir() else []
         problems += refused
         if not below and not refused:
