@@ -18,7 +18,7 @@ import tempfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -158,11 +158,19 @@ def startup_warnings(files: Sequence[TraceFile]) -> list[str]:
 
 def key_of(path: Path) -> str | None:
     """Returns a key of the trace's content and of the code that reads it; None if the file cannot be read."""
+    file = nsight_files.file_of(path)
     try:
-        with nsight_files.file_of(path).open("rb") as file:
-            return f"{code_digest(__package__)} {hashlib.file_digest(file, 'sha256').hexdigest()}"
+        status = file.stat()
+        return f"{code_digest(__package__)} {_digest(file, status.st_size, status.st_mtime_ns)}"
     except OSError:
         return None
+
+
+@lru_cache(64)
+def _digest(path: Path, _size: int, _changed_ns: int) -> str:
+    """Returns a digest of the file's content, which all ranks of a recording share."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def cached_file(key: str | None, path: Path, with_parts: bool) -> TraceFile | None:

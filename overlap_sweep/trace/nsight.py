@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.trace import MOST_RANKS
+from overlap_sweep.trace import MOST_RANKS, nvtx
 from overlap_sweep.trace.activity import launches_of
 from overlap_sweep.trace.columns import (
     MOST_ELEMENTS,
@@ -44,21 +44,6 @@ from overlap_sweep.trace.nsight_files import (
     rank_on_node,
     source_of,
     sources_of,
-)
-from overlap_sweep.trace.nvtx import (
-    BACKWARD,
-    Communicator,
-    NcclRange,
-    Schemas,
-    collectives_of,
-    communicators_of,
-    is_nccl,
-    named,
-    payload_of,
-    schemas_of,
-    step_numbers,
-    step_of,
-    with_type,
 )
 
 _ROWS = 1 << 14
@@ -125,7 +110,7 @@ class _Ranges:
     host: Events
     is_numbered: NDArray[np.bool_]
     """Mask of `host`: what autograd numbered."""
-    nccl: list[NcclRange]
+    nccl: list[nvtx.NcclRange]
     has_steps: bool
 
 
@@ -141,19 +126,20 @@ def read_nsight(path: Path) -> Trace:
 
 def _trace(reading: _Reading) -> Trace:
     reading.details[NO_DETAIL]
-    device, launches, ranges = _device(reading), _launches(reading), _ranges(reading)
-    communicators = communicators_of(ranges.nccl)
+    device, launches = _device(reading), _launches(reading)
+    ranges = _ranges(reading, {*np.unique(launches.lane).tolist()})
+    communicators = nvtx.communicators_of(ranges.nccl)
     operators = {name for category, name in reading.labels if category == "cpu_op"}
     host, is_numbered = ranges.host, ranges.is_numbered
-    if not any(name.startswith(BACKWARD) for name in operators):
+    if not any(name.startswith(nvtx.BACKWARD) for name in operators):
         backward = _on_autograd_threads(reading, launches)
         host, is_numbered = concatenated(host, backward), np.append(is_numbered, np.zeros(len(backward), bool))
     reading.check()
     # Where operators were recorded, so was autograd.
-    has_passes = any(name.startswith((BACKWARD, "aten::")) for _, name in reading.labels)
+    has_passes = any(name.startswith((nvtx.BACKWARD, "aten::")) for _, name in reading.labels)
     # What autograd runs backward has the number of the operator in the forward pass.
-    functions = {name.removeprefix(BACKWARD) for name in operators if name.startswith(BACKWARD)}
-    is_backward = np.array([name.startswith(BACKWARD) or name in functions for _, name in reading.labels], bool)
+    functions = {name.removeprefix(nvtx.BACKWARD) for name in operators if name.startswith(nvtx.BACKWARD)}
+    is_backward = np.array([name.startswith(nvtx.BACKWARD) or name in functions for _, name in reading.labels], bool)
     rank, world_size = _rank(reading, communicators)
     trace = Trace(
         rank=rank,
@@ -174,7 +160,7 @@ def _trace(reading: _Reading) -> Trace:
         passes_by_thread=len(host) > len(ranges.host),
         device_name=_device_name(reading),
     )
-    return _with_collectives(trace, collectives_of(ranges.nccl, communicators))
+    return _with_collectives(trace, nvtx.collectives_of(ranges.nccl, communicators))
 
 
 def _device(reading: _Reading) -> Events:
@@ -248,27 +234,29 @@ def _events(reading: _Reading, table: str, *numbers: tuple[Callable[..., int], *
     return concatenated(*parts)
 
 
-def _ranges(reading: _Reading) -> _Ranges:
+def _ranges(reading: _Reading, launching: set[int]) -> _Ranges:
+    """Returns what NVTX recorded. `launching`: lanes of the threads that launch: others may load batches meanwhile."""
     numbers, is_numbered = array("q"), array("b")
-    nccl: list[NcclRange] = []
+    nccl: list[nvtx.NcclRange] = []
     steps: dict[int, tuple[int, int, int, str, int | None]] = {}
     schemas, thread = _schemas(reading), cache(reading.thread)
     for start_ns, end_ns, serialized, event_type, text, blob in _range_rows(reading):
-        what = named(text)
+        what = nvtx.named(text)
         lane = thread(serialized, " ranges" if event_type in _ANYWHERE else "")
-        if is_nccl(what.name):
-            nccl.append(NcclRange(lane, start_ns, end_ns, what.name, payload_of(blob, schemas)))
+        if nvtx.is_nccl(what.name):
+            nccl.append(nvtx.NcclRange(lane, start_ns, end_ns, what.name, nvtx.payload_of(blob, schemas)))
             if not what.name.startswith("nccl:"):
                 continue
-        if like_step := step_of(what.name):
+        if like_step := nvtx.step_of(what.name):
             steps[len(is_numbered)] = lane, start_ns, end_ns, *like_step
         numbers.extend((reading.labels[what.category, what.name], lane, start_ns, end_ns))
         is_numbered.append(what.is_numbered)
     columns = np.array(numbers, np.int64).reshape(-1, 4).T
     label, lane_column = columns[:2].astype(np.int32)
     start_column, end_column = columns[2:]
-    places = [*steps]
-    for i, number in step_numbers([*steps.values()]).items():
+    own_steps = {i: step for i, step in steps.items() if step[0] in launching} or steps
+    places = [*own_steps]
+    for i, number in nvtx.step_numbers([*own_steps.values()]).items():
         label[places[i]] = reading.labels["user_annotation", f"ProfilerStep#{number}"]
     none = np.full(len(label), NO_CORRELATION)
     detail = np.zeros(len(label), np.int32)
@@ -294,11 +282,11 @@ def _range_rows(reading: _Reading) -> Iterator[tuple[int, int, int, int, str, by
         reading.check()
 
 
-def _schemas(reading: _Reading) -> Schemas:
+def _schemas(reading: _Reading) -> nvtx.Schemas:
     table = "NVTX_PAYLOAD_SCHEMA_ENTRIES"
     if not reading.columns(table):
         return {}
-    return schemas_of(
+    return nvtx.schemas_of(
         reading.database.execute(f"SELECT domainId, schemaId, name, type, COALESCE(offset, 0) FROM {table}")
     )
 
@@ -313,7 +301,7 @@ def _on_autograd_threads(reading: _Reading, launches: Events) -> Events:
     own = launches[np.isin(launches.lane, [reading.thread(serialized) for (serialized,) in threads])]
     if not len(own):
         return own
-    return replace(own, label=np.full(len(own), reading.labels["cpu_op", BACKWARD], np.int32))
+    return replace(own, label=np.full(len(own), reading.labels["cpu_op", nvtx.BACKWARD], np.int32))
 
 
 def _with_collectives(trace: Trace, collectives: Mapping[int, Sequence[tuple[int, int, Detail]]]) -> Trace:
@@ -327,12 +315,12 @@ def _with_collectives(trace: Trace, collectives: Mapping[int, Sequence[tuple[int
         moment_ns = int(trace.launches.start_ns[launch[i]])
         place = bisect_right(calls, moment_ns, key=lambda call: call[0]) - 1
         if place >= 0 and moment_ns <= calls[place][1]:
-            said = with_type(calls[place][2], trace.name(trace.device, i))
+            said = nvtx.with_type(calls[place][2], trace.name(trace.device, i))
             detail[i] = details[said._replace(shape=trace.details[detail[i]].shape)]
     return replace(trace, device=replace(trace.device, detail=detail), details=list(details))
 
 
-def _rank(reading: _Reading, communicators: Mapping[str, Communicator]) -> tuple[int | None, int | None]:
+def _rank(reading: _Reading, communicators: Mapping[str, nvtx.Communicator]) -> tuple[int | None, int | None]:
     """Returns rank and number of ranks, each None where it is unknown: of a file of one rank what its environment says,
     else NCCL's largest communicator; of others NCCL's if all ranks of the file fit into it, else their order."""
     place, knows_node = rank_on_node(reading.path)

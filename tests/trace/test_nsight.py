@@ -47,7 +47,7 @@ def launched(
 
 def step(export: Export, text: str, start: int, end: int, pid: int = PID) -> None:
     export.range(text, start, end, pid, pid)
-    launched(export, GEMM, start + 10, pid=pid)
+    launched(export, GEMM, start + 10, pid=pid, tid=pid)
 
 
 def read(export: Export, tmp_path: Path, **written: list[str]) -> Trace:
@@ -291,7 +291,7 @@ def two_ranks(export: Export, first_pid: int = PID) -> Export:
         for number in range(2):
             start = 10_000 * number
             export.range(f"step {number}", start, start + 9000, pid, pid)
-            launched(export, GEMM, start + 10 + device_id, pid=pid, deviceId=device_id)
+            launched(export, GEMM, start + 10 + device_id, pid=pid, tid=pid, deviceId=device_id)
     return export
 
 
@@ -518,3 +518,10 @@ def test_a_real_export(tmp_path: Path) -> None:
         assert trace.forward.any()
     assert [[call.collective for call in calls(trace)] for trace in found] == [["all_to_all"] * 5] * 2
     assert [row.phase for row in rows(path / "gpu0")] == ["fwd", "all"]
+
+
+def test_steps_of_a_thread_that_launches_nothing_are_not_the_programs(export: Export, tmp_path: Path) -> None:
+    export.range("batch 1", 0, 90_000, PID, 9)
+    for number in range(2):
+        step(export, f"step {number}", 10_000 * number, 10_000 * number + 9000)
+    assert [row.iteration for row in rows(export.write(tmp_path / "report.sqlite"))] == [0, 1]
