@@ -238,40 +238,39 @@ def _ranges(reading: _Reading, launching: set[int]) -> _Ranges:
     """Returns what NVTX recorded. `launching`: lanes of the threads that launch: others may load batches meanwhile."""
     numbers, is_numbered = array("q"), array("b")
     nccl: list[nvtx.NcclRange] = []
-    steps: dict[int, tuple[int, int, int, str, int | None]] = {}
+    steps: dict[int, nvtx.StepRange] = {}
     schemas, thread = _schemas(reading), cache(reading.thread)
-    for start_ns, end_ns, serialized, event_type, text, blob in _range_rows(reading):
+    for start_ns, end_ns, serialized, event_type, text, domain, blob in _range_rows(reading):
         what = nvtx.named(text)
         lane = thread(serialized, " ranges" if event_type in _ANYWHERE else "")
         if nvtx.is_nccl(what.name):
-            nccl.append(nvtx.NcclRange(lane, start_ns, end_ns, what.name, nvtx.payload_of(blob, schemas)))
+            nccl.append(nvtx.NcclRange(lane, start_ns, end_ns, what.name, nvtx.payload_of(blob, domain, schemas)))
             if not what.name.startswith("nccl:"):
                 continue
         if like_step := nvtx.step_of(what.name):
-            steps[len(is_numbered)] = lane, start_ns, end_ns, *like_step
+            steps[len(is_numbered)] = nvtx.StepRange(lane, start_ns, end_ns, *like_step)
         numbers.extend((reading.labels[what.category, what.name], lane, start_ns, end_ns))
         is_numbered.append(what.is_numbered)
     columns = np.array(numbers, np.int64).reshape(-1, 4).T
     label, lane_column = columns[:2].astype(np.int32)
     start_column, end_column = columns[2:]
-    own_steps = {i: step for i, step in steps.items() if step[0] in launching} or steps
-    places = [*own_steps]
-    for i, number in nvtx.step_numbers([*own_steps.values()]).items():
-        label[places[i]] = reading.labels["user_annotation", f"ProfilerStep#{number}"]
+    own_steps = {i: step for i, step in steps.items() if step.thread in launching} or steps
+    for i, number in nvtx.step_numbers(own_steps).items():
+        label[i] = reading.labels["user_annotation", f"ProfilerStep#{number}"]
     none = np.full(len(label), NO_CORRELATION)
     detail = np.zeros(len(label), np.int32)
     host = Events(label, lane_column, start_column, np.maximum(start_column, end_column), none, none, detail)
     return _Ranges(host, np.array(is_numbered, bool), nccl, bool(steps))
 
 
-def _range_rows(reading: _Reading) -> Iterator[tuple[int, int, int, int, str, bytes | None]]:
+def _range_rows(reading: _Reading) -> Iterator[tuple[int, int, int, int, str, int, bytes | None]]:
     columns = reading.columns("NVTX_EVENTS")
     if not columns:
         return
     text = "COALESCE(n.text, s.value)" if "textId" in columns else "n.text"
-    blob = "CAST(n.binaryData AS BLOB)" if "binaryData" in columns else "NULL"
+    payload = "COALESCE(n.domainId, 0), " + ("CAST(n.binaryData AS BLOB)" if "binaryData" in columns else "NULL")
     cursor = reading.database.execute(
-        f"SELECT n.start, n.end, n.globalTid, n.eventType, {text}, {blob} FROM NVTX_EVENTS n"
+        f"SELECT n.start, n.end, n.globalTid, n.eventType, {text}, {payload} FROM NVTX_EVENTS n"
         + (f" LEFT JOIN {STRINGS} s ON s.id = n.textId" if "textId" in columns else "")
         + f" WHERE n.eventType IN {_NESTED + _ANYWHERE} AND n.end IS NOT NULL AND {text} IS NOT NULL"
         + f" AND ? IN (0, {process_in(columns)})",
@@ -379,6 +378,7 @@ def _warnings(reading: _Reading, ranges: _Ranges, *, has_steps: bool) -> list[st
             f"{path} has no steps: all of it is one, unless CUDA graphs repeat; put each step into "
             "torch.cuda.nvtx.range(f'step {number}')."
         )
-    if ranges.nccl and not any(one.payload for one in ranges.nccl):
-        found.append(f"{path} has no sizes of collectives; export with nsys export --include-blobs true.")
+    calls = [one for one in ranges.nccl if not one.name.startswith("nccl:")]
+    if calls and not any(one.payload for one in calls):
+        found.append(f"{path} has no sizes of collectives; export with nsys export --include-blobs=true.")
     return found

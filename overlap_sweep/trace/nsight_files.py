@@ -5,6 +5,7 @@ the file: `report.sqlite/gpu1`. A file of a single rank has its own path.
 """
 
 import hashlib
+import os
 import re
 import shutil
 import sqlite3
@@ -25,6 +26,8 @@ SUFFIXES = (EXPORT, REPORT)
 
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 STRINGS = "StringIds"
+_ABOUT = ("META_DATA_EXPORT", "EXPORT_META_DATA")
+"""What says who exported; the second in 2022."""
 
 STRAY = 0.01
 """Share of the kernels of a process's busiest GPU below which another GPU is none that it works on."""
@@ -59,7 +62,7 @@ def is_whole(path: Path) -> bool:
         return not path.with_name(path.name.removesuffix(REPORT) + EXPORT).exists()
     try:
         with opened(path) as database:
-            return bool(columns_of(database, STRINGS) and columns_of(database, "META_DATA_EXPORT"))
+            return bool(columns_of(database, STRINGS) and any(columns_of(database, name) for name in _ABOUT))
     except (sqlite3.Error, UserError):
         return False
 
@@ -107,7 +110,7 @@ def rank_on_node(path: Path) -> tuple[int | None, bool]:
 def sources_of(file: Path) -> list[Source]:
     """Returns the sources of a file's ranks, by GPU and process."""
     exported = export_of(file)
-    return _sources(exported, exported.stat().st_mtime_ns)
+    return _sources(exported, _status(exported).st_mtime_ns)
 
 
 @lru_cache(16)
@@ -140,10 +143,8 @@ def opened(path: Path) -> Iterator[sqlite3.Connection]:
     try:
         with path.open("rb") as file:
             begins = file.read(len(_BEGINS))
-    except FileNotFoundError:
-        raise UserError(f"{path} does not exist; give an export of Nsight Systems.") from None
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror or error}); copy it again.") from None
+        raise _unreadable(path, error) from None
     if begins != _BEGINS:
         raise UserError(f"{path} is no SQLite file; export it again with nsys export --type sqlite.")
     # Immutable: no files are made next to it, so that the directory may be read-only.
@@ -153,36 +154,43 @@ def opened(path: Path) -> Iterator[sqlite3.Connection]:
         yield database
 
 
+def _status(path: Path) -> os.stat_result:
+    try:
+        return path.stat()
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: OSError) -> UserError:
+    return UserError(f"{path} cannot be read ({error.strerror or error}); give a file of Nsight Systems.")
+
+
 def export_of(path: Path) -> Path:
     """Returns the export of a recording; a report's is made by nsys, and kept in the cache. UserError where nsys is
     missing or fails."""
     if not path.name.endswith(REPORT):
         return path
-    by_hand = f"run `nsys export --type sqlite --include-blobs true {path}` and give its .sqlite file"
-    try:
-        status = path.stat()
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror or error}); copy it again.") from None
-    directory = cache_directory("nsight")
+    by_hand = f"run `nsys export --type sqlite --include-blobs=true {path}` and give its .sqlite file"
+    status, directory = _status(path), cache_directory("nsight")
     if directory is None:
-        raise UserError(f"{path} has to be exported, and the cache cannot be written; {by_hand}.")
+        raise UserError(f"{path} cannot be read (it has to be exported into a cache that can be written); {by_hand}.")
     key = f"{path.absolute()} {status.st_size} {status.st_mtime_ns}"
     kept = directory / f"{hashlib.sha256(key.encode()).hexdigest()}{EXPORT}"
     if kept.exists():
         return kept
     nsys = shutil.which("nsys")
     if nsys is None:
-        raise UserError(f"{path} is a report of Nsight Systems, and there is no nsys in PATH to export it; {by_hand}.")
+        raise UserError(f"{path} cannot be read (there is no nsys in PATH to export it); {by_hand}.")
     with tempfile.TemporaryDirectory(dir=directory, prefix=".") as temporary:
         made = Path(temporary, kept.name)
         command = [nsys, "export", "--type", "sqlite", "--output", str(made)]
-        # Versions before 2024 have no such option, nor what it exports.
-        for options in (["--include-blobs", "true"], []):
+        # Versions such as 2023.4 have no such option, nor what it exports.
+        for options in (["--include-blobs=true"], []):
             done = subprocess.run([*command, *options, str(path)], capture_output=True, text=True, errors="replace")
             if done.returncode == 0 and made.exists():
                 break
         else:
             said = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
-            raise UserError(f"{path} cannot be exported ({nsys}: {''.join(said)}); {by_hand}.")
+            raise UserError(f"{path} cannot be read ({nsys} does not export it: {''.join(said)}); {by_hand}.")
         made.replace(kept)
     return kept

@@ -38,8 +38,8 @@ _TYPE_IN_KERNEL = re.compile(r"_(bf|f|i|u)(8|16|32|64)(?:e\dm\d)?_")
 _TYPES = {"bf": "bfloat", "f": "float", "i": "int", "u": "uint"}
 
 _HEADER_BYTES = 32
-_SCHEMA = struct.Struct("<IIII")
-"""Domain and schema of a payload, each with four bytes that are not used; its size follows."""
+_SCHEMA = struct.Struct("<8xI")
+"""The schema's number is after the domain's, which the event has, too; then come sizes."""
 _FORMATS = {5: "<i", 18: "<Q", 22: "<Q"}
 """By NVTX's types of entries that NCCL uses: int, uint64_t and size_t."""
 
@@ -57,6 +57,16 @@ class Named(NamedTuple):
     name: str
     is_numbered: bool
     """Whether autograd numbered it."""
+
+
+class StepRange(NamedTuple):
+    """A range that is called like a step."""
+
+    thread: int
+    start_ns: int
+    end_ns: int
+    word: str
+    number: int | None
 
 
 class Communicator(NamedTuple):
@@ -89,6 +99,7 @@ def _named(name: str, *, is_numbered: bool) -> Named:
 
 @cache
 def is_nccl(name: str) -> bool:
+    """Returns whether the range is a call of NCCL, or PyTorch's around some."""
     return _NCCL_CALL.match(name) is not None
 
 
@@ -99,23 +110,23 @@ def step_of(name: str) -> tuple[str, int | None] | None:
     return (found[1].lower(), int(found[2]) if found[2] else None) if found else None
 
 
-def step_numbers(steps: Sequence[tuple[int, int, int, str, int | None]]) -> dict[int, int]:
-    """Returns the steps' numbers by index. `steps`: thread, start, end, word and number of what is called like a step.
+def step_numbers(steps: Mapping[int, StepRange]) -> dict[int, int]:
+    """Returns the numbers of the program's steps, by their keys. They are PyTorch's own, else those of the word and
+    thread that take most time, and are counted in their order unless each has a number of its own."""
+    alike: dict[tuple[str, int], list[int]] = defaultdict(list)
+    for key, step in steps.items():
+        alike[step.word, step.thread].append(key)
 
-    The program's steps are PyTorch's own, else those of the word and thread that take most time. They are counted in
-    their order unless each has a number of its own.
-    """
-    alike: dict[tuple[int, str], list[int]] = defaultdict(list)
-    for i, (thread, _, _, word, _) in enumerate(steps):
-        alike[thread, word].append(i)
+    def worth(keys: list[int]) -> tuple[bool, int]:
+        own = [steps[key] for key in keys]
+        return own[0].word == "profilerstep", sum(step.end_ns - step.start_ns for step in own)
+
     if not alike:
         return {}
-    word_first = {
-        key: (key[1] == "profilerstep", sum(steps[i][2] - steps[i][1] for i in own)) for key, own in alike.items()
-    }
-    own = sorted(alike[max(word_first, key=lambda key: word_first[key])], key=lambda i: steps[i][1])
-    numbers = [number for i in own if (number := steps[i][4]) is not None]
-    return dict(zip(own, numbers if len(set(numbers)) == len(own) else range(len(own)), strict=True))
+    most = max(alike.values(), key=worth)
+    found = sorted(most, key=lambda key: steps[key].start_ns)
+    numbers = [number for key in found if (number := steps[key].number) is not None]
+    return dict(zip(found, numbers if len(set(numbers)) == len(found) else range(len(found)), strict=True))
 
 
 def schemas_of(entries: Iterable[tuple[int, int, str, int, int]]) -> Schemas:
@@ -127,12 +138,11 @@ def schemas_of(entries: Iterable[tuple[int, int, str, int, int]]) -> Schemas:
     return found
 
 
-def payload_of(blob: bytes | None, schemas: Schemas) -> dict[str, int]:
-    """Returns the numbers of a payload by the names of their entries; empty if there is none or it is cut."""
+def payload_of(blob: bytes | None, domain: int, schemas: Schemas) -> dict[str, int]:
+    """Returns the numbers of an event's payload by the names of their entries; empty if there is none or it is cut."""
     if blob is None or len(blob) < _HEADER_BYTES:
         return {}
-    domain, _, schema, _ = _SCHEMA.unpack_from(blob)
-    entries = schemas.get((domain, schema), {})
+    entries = schemas.get((domain, *_SCHEMA.unpack_from(blob)), {})
     try:
         return {name: struct.unpack_from(kind, blob, _HEADER_BYTES + at)[0] for name, (at, kind) in entries.items()}
     except struct.error:
@@ -196,7 +206,7 @@ def _detail(one: NcclRange, communicators: Mapping[str, Communicator]) -> Detail
     if one.name not in _MOVING:
         return None
     size, name = one.payload.get(_SIZE), one.name.removeprefix("nccl")
-    if size is None or not 0 <= size < MOST_ELEMENTS:
+    if size is None or not 0 <= size < MOST_ELEMENTS or _COMMUNICATOR not in one.payload:
         return Detail(collective=name)
     group = group_name(one.payload)
     communicator = communicators.get(group)

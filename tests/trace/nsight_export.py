@@ -1,6 +1,6 @@
 """Writes traces of torch.profiler as Nsight Systems would have recorded the same events under `emit_nvtx`, with the
 tables of NVIDIA's "SQLite Export Schema Reference" (schema 3.25) and payloads as NCCL's nvtx_payload_schemas.h has
-them. Public exports of versions 2021.3 to 2026.2 were read by hand when this was written."""
+them. Public exports of versions 2022.2 to 2026.2 were read by hand when this was written."""
 
 import gzip
 import json

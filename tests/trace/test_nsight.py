@@ -1,6 +1,7 @@
 """Exports of Nsight Systems, written with the documented tables."""
 
 import lzma
+import os
 import re
 import sqlite3
 from collections.abc import Callable
@@ -252,7 +253,7 @@ def test_without_payloads_sizes_are_unknown_and_it_is_said(export: Export, tmp_p
     (call,) = calls(trace)
     assert (call.collective, call.sent, call.group, call.dtype) == ("broadcast", None, "", None)
     (warning,) = trace.warnings
-    assert warning.endswith("has no sizes of collectives; export with nsys export --include-blobs true.")
+    assert warning.endswith("has no sizes of collectives; export with nsys export --include-blobs=true.")
 
 
 @pytest.mark.parametrize("blob", [b"", b"\0" * 31, b"\1" * 40])
@@ -462,7 +463,7 @@ def test_a_report_is_exported_once(tmp_path: Path, nsys: Callable[[str], Path]) 
     assert found == [report / "gpu0", report / "gpu1"]
     assert [read_trace(path).rank for path in found] == [0, 1]
     (line,) = log.read_text().splitlines()
-    assert re.fullmatch(rf"export --type sqlite --output \S+ --include-blobs true {report}", line)
+    assert re.fullmatch(rf"export --type sqlite --output \S+ --include-blobs=true {report}", line)
 
 
 def test_versions_of_nsys_without_blobs_export_too(tmp_path: Path, nsys: Callable[[str], Path]) -> None:
@@ -476,18 +477,24 @@ def test_a_report_that_nsys_cannot_export(tmp_path: Path, nsys: Callable[[str], 
     nsys('echo "progress" >&2; echo "The report is from a newer version." >&2; exit 1')
     report = tmp_path / "job.nsys-rep"
     report.write_bytes(b"report")
-    with pytest.raises(UserError, match=r"cannot be exported \(.*nsys: The report is from a newer version\.\); run"):
+    with pytest.raises(
+        UserError, match=r"cannot be read \(.*nsys does not export it: The report is from a newer version\.\); run"
+    ):
         read_trace(report)
 
 
-def test_a_report_without_nsys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_without_nsys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nsys: Callable[[str], Path]) -> None:
+    path = os.environ["PATH"]
     monkeypatch.setenv("PATH", str(tmp_path))
     report = tmp_path / "job.nsys-rep"
     report.write_bytes(b"report")
-    remedy = f"run `nsys export --type sqlite --include-blobs true {report}`"
-    with pytest.raises(UserError, match=re.escape(remedy)):
-        read_trace(report)
-    assert find_traces(tmp_path) == [report]
+    remedy = f"run `nsys export --type sqlite --include-blobs=true {report}`"
+    assert remedy in analyze("trace", report).stderr
+    assert report in find_traces(tmp_path)
+    # It is not kept that there was none.
+    monkeypatch.setenv("PATH", path)
+    nsys("")
+    assert len(analyze("trace", report, "--format", "json").rows) == 4
 
 
 def test_commands_read_exports(export: Export, tmp_path: Path) -> None:
@@ -498,6 +505,8 @@ def test_commands_read_exports(export: Export, tmp_path: Path) -> None:
     assert "matched by rank: 0, 1" in analyze("compare", path, tmp_path).stdout
     timeline = analyze("timeline", path, "--output", tmp_path / "timeline.json")
     assert "2 ranks, 2 iterations" in timeline.stdout
+    for missing in ("missing.sqlite", "missing.nsys-rep"):
+        assert "cannot be read (No such file or directory)" in analyze("trace", tmp_path / missing).stderr
     assert "choose one of gpu0 to gpu1" in analyze("trace", path / "gpu7").stderr
 
 
