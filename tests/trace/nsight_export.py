@@ -142,6 +142,8 @@ def export_of(traces: Sequence[Path], *, sizes: bool = True) -> Export:
         if event.get("ph") == "X"
     )
     export = Export(epoch_ns)
+    for device in documents[0].get("deviceProperties", []):
+        export.add("TARGET_INFO_GPU", id=device["id"], name=device["name"])
     for place, (document, base) in enumerate(zip(documents, bases, strict=True)):
         _Rank(export, document, pid=1000 + place, shift_ns=base - epoch_ns, sizes=sizes).add()
     return export

@@ -378,6 +378,14 @@ def test_ranks_of_a_file_are_those_that_nccl_numbered(export: Export, tmp_path: 
     assert [(trace.rank, trace.world_size) for trace in found] == [(6, 8), (7, 8)]
 
 
+@pytest.mark.parametrize(("names", "expected"), [(["NVIDIA H200"] * 2, "NVIDIA H200"), (["A", "B"], ""), ([], "")])
+def test_the_kind_of_gpu(export: Export, tmp_path: Path, names: list[str], expected: str) -> None:
+    step(export, "step 1", 0, 9000)
+    for number, name in enumerate(names):
+        export.add("TARGET_INFO_GPU", id=number, name=name)
+    assert read(export, tmp_path).device_name == expected
+
+
 def test_times_that_count_from_1970_have_no_other_origin(export: Export, tmp_path: Path) -> None:
     step(export, "step 1", 0, 9000)
     export.add("META_DATA_EXPORT", name="EXPORT_PARAM_TIME_NORMALIZE", value="true")
