@@ -18,7 +18,8 @@ from overlap_sweep.report.comparison import Comparison, write_files
 from overlap_sweep.report.console import console_for, print_lines, print_written
 from overlap_sweep.report.table import Table
 from overlap_sweep.results.run_directory import find_points, find_telemetry
-from overlap_sweep.trace.disk import find_traces, refused_links
+from overlap_sweep.trace.disk import SUFFIXES, find_traces, refused_links
+from overlap_sweep.trace.nsight_files import file_of, paths_in
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -221,14 +222,14 @@ def short_names(paths: Sequence[Path]) -> list[str]:
 def _content(path: Path) -> tuple[Kind, list[Path]]:
     """Returns the kind of a path's content, and its traces. A file is a trace; a directory is telemetry of training
     runs if it has any, else results, else traces. UserError where there is neither."""
-    if not path.exists():
+    if not file_of(path).exists():
         raise UserError(f"{path} does not exist; give a directory with results or traces.")
-    if path.is_file():
+    if not path.is_dir():
         if path.name.endswith("_metrics.jsonl"):
             raise UserError(f"{path} is the telemetry of one rank; give its directory: {path.parent}.")
-        if not path.name.endswith((".json", ".json.gz")):
-            raise UserError(f"{path} is neither results nor a trace; give a directory, or .json or .json.gz files.")
-        return Kind.traces, [path]
+        if not file_of(path).name.endswith(SUFFIXES):
+            raise UserError(f"{path} is neither results nor a trace; give a directory, or {', '.join(SUFFIXES)} files.")
+        return Kind.traces, paths_in(path)
     if find_telemetry(path):
         return Kind.telemetry, []
     if find_points(path):

@@ -42,7 +42,11 @@ class Command(output.with_columns(lambda: TABLES)):  # type: ignore[misc]
 def diagnose(
     paths: Annotated[
         list[Path],
-        typer.Argument(metavar="FILE|DIR", help="Kineto traces of all ranks, .json or .json.gz, or their directories."),
+        typer.Argument(
+            metavar="FILE|DIR",
+            help="Traces of all ranks: Kineto's, .json or .json.gz; Nsight Systems' .sqlite or .nsys-rep; or their "
+            "directories.",
+        ),
     ],
     by: Annotated[
         Rows,
@@ -56,7 +60,7 @@ def diagnose(
         list[str] | None, output.fail_if_option('cause == "straggler" and share > 0.05')
     ] = None,
 ) -> None:
-    """Say why communication is exposed in Kineto traces, and which setting to try.
+    """Say why communication is exposed in traces, and which setting to try.
 
     Give the traces of all ranks: without them, waiting for another rank looks like slow communication. All traces at or
     below a directory are read; those whose names differ only in the rank are one run. Times are in microseconds per

@@ -160,8 +160,8 @@ def read(directory: Path | str, table: str | None = None) -> pd.DataFrame:
 def read_trace(
     *paths: Path | str, by: Literal["phase", "class", "kernel", "stream"] = "phase", median: bool = False
 ) -> pd.DataFrame:
-    """Returns the times of Kineto traces, given as files or directories: one row per iteration and phase, or per part
-    of a phase with `by`; with `median` the medians over the iterations.
+    """Returns the times of traces of Kineto or Nsight Systems, given as files or directories: one row per iteration and
+    phase, or per part of a phase with `by`; with `median` the medians over the iterations.
 
     Times are in microseconds. Traces that cannot be read cause a warning; UserError if none can be read.
     """
@@ -178,7 +178,7 @@ def read_trace(
 def read_diagnosis(
     *paths: Path | str, by: Literal["finding", "group", "step"] = "finding", ranks_per_node: int | None = None
 ) -> pd.DataFrame:
-    """Returns why communication is exposed in Kineto traces, given as files or directories: one row per finding; with
+    """Returns why communication is exposed in traces, given as files or directories: one row per finding; with
     `by` per process group and collective, or per step and rank.
 
     `ranks_per_node`: ranks on each node, to tell communication within nodes from that between them; None: known only
@@ -215,7 +215,7 @@ def diagnosed_rows(runs: Sequence[Run], by: str) -> tuple[Table[Row], list[Row],
 
 
 def read_prediction(*paths: Path | str, changes: Sequence[str] = ()) -> pd.DataFrame:
-    """Returns what changes would gain, from Kineto traces of all ranks, given as files or directories: one row per
+    """Returns what changes would gain, from traces of all ranks, given as files or directories: one row per
     change of `changes`, each `NAME=VALUE`, or of each run all that apply, the best first.
 
     Times are in microseconds per step. What cannot be read causes a warning; UserError if nothing can be read.
@@ -293,15 +293,19 @@ def _written(path: Path, types: dict[str, str]) -> pd.DataFrame:
 def find_traces(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
     """Returns the traces, each once, and a sentence for each directory without any."""
     from overlap_sweep.trace.disk import find_traces, refused_links
+    from overlap_sweep.trace.nsight_files import paths_in
 
     found: dict[Path, Path] = {}
     problems = []
     for path in paths:
-        below = find_traces(path) if path.is_dir() else [path]
+        below = find_traces(path) if path.is_dir() else paths_in(path)
         refused = refused_links(path) if path.is_dir() else []
         problems += refused
         if not below and not refused:
-            problems.append(f"{path} holds no traces; give a directory with .json or .json.gz files of torch.profiler.")
+            problems.append(
+                f"{path} holds no traces; give a directory with .json or .json.gz files of torch.profiler, or .sqlite "
+                "or .nsys-rep files of Nsight Systems."
+            )
         for one in below:
             found.setdefault(one.resolve(), one)
     return list(found.values()), problems

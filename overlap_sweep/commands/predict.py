@@ -26,7 +26,11 @@ Command = output.with_columns(lambda: TABLES)
 
 def predict(
     paths: Annotated[
-        list[Path], typer.Argument(metavar="TRACE...", help="Traces of a run's ranks, or the directory of a run each.")
+        list[Path],
+        typer.Argument(
+            metavar="TRACE...",
+            help="Traces of a run's ranks, of Kineto or Nsight Systems, or the directory of a run each.",
+        ),
     ],
     change: Annotated[
         list[str] | None,

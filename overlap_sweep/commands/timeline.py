@@ -10,6 +10,7 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.report.numbers import counted, some_of
 from overlap_sweep.results.run_directory import find_points, write_atomically
 from overlap_sweep.trace.disk import find_traces, is_timeline, refused_links
+from overlap_sweep.trace.nsight_files import file_of, paths_in
 
 ALL = "all"
 FEW = 3
@@ -69,10 +70,10 @@ def timeline(
 
 def _traces_of(path: Path) -> list[Path]:
     """Returns the traces at the path. UserError where there are none or several points."""
-    if not path.exists():
+    if not file_of(path).exists():
         raise UserError(f"{path} does not exist; give the directory of a point, or traces.")
-    if path.is_file():
-        return [path]
+    if not path.is_dir():
+        return paths_in(path)
     points = find_points(path)
     if len(points) > 1:
         names = some_of((point.name for point in points), FEW)

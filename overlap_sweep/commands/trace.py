@@ -43,7 +43,9 @@ def trace(
     paths: Annotated[
         list[Path],
         typer.Argument(
-            metavar="FILE|DIR", help="Kineto traces or rocprofv3's JSON, .json or .json.gz, or their directories."
+            metavar="FILE|DIR",
+            help="Kineto traces or rocprofv3's JSON, .json or .json.gz; Nsight Systems' .sqlite or .nsys-rep; or their "
+            "directories.",
         ),
     ],
     by: Annotated[
@@ -57,14 +59,14 @@ def trace(
     format: output.FormatOption = output.TableFormat.table,
     fail_expressions: Annotated[list[str] | None, output.fail_if_option("exposed_comm_us > 0.1 * span_us")] = None,
 ) -> None:
-    """GEMM, communication, overlap and exposed time of any Kineto trace, per rank, iteration and phase.
+    """GEMM, communication, overlap and exposed time of any trace, per rank, iteration and phase.
 
     Times are in microseconds, as unions of spans: kernels that run at the same time count once. All traces at or below
     a directory are read. The table shows iterations, then medians, then the slowest and fastest rank of each run;
     tables of parts show medians only. First iterations that are clearly slower than the others are marked `startup` and
     left out of medians. --by rank prints one row per run with at least two ranks and phase: the slowest and fastest
     rank by their medians, the skew_us between them, and the missing ranks. A file of rocprofv3 is one iteration without
-    fwd and bwd.
+    fwd and bwd. A file of Nsight Systems may hold several ranks: `report.sqlite/gpu1` is one of them.
 
     Phases: fwd; bwd; recompute, the part of bwd in which checkpointed layers run forward again; all, the whole
     iteration with the optimizer.
@@ -76,6 +78,7 @@ def trace(
     Examples:
       python analyze.py trace trace_rank0.json.gz --format json
       python analyze.py trace multirun/2026-11-20/21-14-03/llama3_8b_tp4_fc1_bulk_sm4
+      python analyze.py trace report.nsys-rep --by rank
       python analyze.py trace trace_rank0.json.gz --by kernel --phase bwd --top 10
       python analyze.py trace traces/ --by rank --fail-if 'skew_us > 0.05 * slowest_us or missing.notna()'
       python analyze.py trace traces/ --median --phase all --fail-if 'exposed_comm_us > 0.1 * span_us'

@@ -21,6 +21,7 @@ from overlap_sweep.diagnosis.host import paused_ns
 from overlap_sweep.diagnosis.lateness import Often, Share
 from overlap_sweep.diagnosis.losses import RankView
 from overlap_sweep.trace.intervals import intersect, intervals_of, merge
+from overlap_sweep.trace.nvtx import BYTES
 
 TRAINING = {"optimizer", "loader", "ddp", "fsdp1", "fsdp2", "deepspeed"}
 """Libraries of which a training run has at least one. Benchmarks of operators and layers have none."""
@@ -245,7 +246,7 @@ CONDITIONS: dict[str, Callable[[Basis], bool | str]] = {
     "one_unit": _one_unit,
     "gathered_twice": lambda basis: any(call.pass_ == "bwd" for call in _gathers(basis)),
     "low_precision": lambda basis: (
-        bool(basis.calls) and all((element_bytes(call.dtype) or 4) < 4 for call in basis.calls)
+        bool(basis.calls) and all((element_bytes(call.dtype) or 4) < 4 and call.dtype != BYTES for call in basis.calls)
     ),
     "blocks_backward": lambda basis: basis.blocks_backward,
     "between_nodes": lambda basis: basis.between_nodes,

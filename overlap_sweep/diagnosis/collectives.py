@@ -13,6 +13,7 @@ import msgspec
 
 from overlap_sweep.trace import MOST_RANKS
 from overlap_sweep.trace.columns import MOST_ELEMENTS, Detail, ProcessGroup
+from overlap_sweep.trace.nvtx import BYTES
 
 _C10D, _NCCL = "c10d::", "nccl:"
 
@@ -112,7 +113,7 @@ def element_bytes(written: str | None) -> int | None:
     """Returns the bytes of one element of a type; None if it is unknown."""
     name = type_of(written)
     bits = _BITS.match(name)
-    return max(int(bits[1]) // 8, 1) if bits else 1 if name == "bool" else None
+    return max(int(bits[1]) // 8, 1) if bits else 1 if name in ("bool", BYTES) else None
 
 
 _Argument = tuple[int, str | None]

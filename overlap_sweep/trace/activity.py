@@ -59,18 +59,20 @@ def assign_device(trace: Trace, is_gemm: NDArray[np.bool_]) -> Assignment:
 
     All kernels of a CUDA graph have the launch of the graph. An event without a launch follows the event before it on
     its stream; on a stream without any launch, the event before it on any stream. What runs before those was launched
-    before the recording began, and is in no iteration. A trace that has no passes is a single iteration.
+    before the recording began, and is in no iteration. A trace that has no passes, steps or graphs is a single
+    iteration.
     """
-    if not trace.has_passes:
-        return Assignment(np.zeros(len(trace.device), np.int64), np.full(len(trace.device), NEITHER, np.int8))
     launch = launches_of(trace)
     known = launch >= 0
     if not known.any():
-        return Assignment(np.zeros(len(launch), np.int64), np.full(len(launch), FWD, np.int8))
+        pass_ = FWD if trace.has_passes else NEITHER
+        return Assignment(np.zeros(len(launch), np.int64), np.full(len(launch), pass_, np.int8))
     moments, moment = np.unique(launch[known], return_inverse=True)
     own = trace.launches[moments]
     launches_gemm = np.bincount(moment, is_gemm[known], len(moments)) > 0
     assigned = _assign_moments(trace, own, launches_gemm)
+    if not trace.has_passes:
+        assigned.pass_[:] = NEITHER
     is_graph = trace.is_named(own, _GRAPH_LAUNCH)
     if is_graph.any() and not np.isin(assigned.pass_, (BWD, RECOMPUTE)).any():
         assigned.pass_[:] = NEITHER
@@ -159,7 +161,7 @@ def _assign_moments(trace: Trace, moments: Events, is_gemm: NDArray[np.bool_]) -
         iteration = _iterations_by_step(trace, steps, moments.start_ns)
     else:
         iteration = _iterations_by_turn(moments.start_ns, pass_, surely)
-    if len(numbered):
+    if len(numbered) or trace.passes_by_thread:
         late = (pass_ == FWD) & ~surely & (moments.start_ns > _last_backward_ns(moments.start_ns, pass_, iteration))
         # DDP finishes on autograd's thread after its last function.
         only_backward = np.setdiff1d(backward.lane, numbered[~recomputed].lane)

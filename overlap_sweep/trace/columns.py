@@ -124,6 +124,8 @@ class Trace:
     """A sentence for each reason why only part of it was read."""
     has_passes: bool = True
     """Whether it can tell which pass and iteration an event belongs to. Profilers of the device alone cannot."""
+    passes_by_thread: bool = False
+    """Whether only the threads of launches show what is backward, not operators: then what is neither is unknown."""
     device_name: str = ""
     """Kind of GPU, such as NVIDIA H200; empty if unknown, or if the machine has several."""
     nccl_version: str = ""

@@ -14,8 +14,9 @@ import msgspec
 from isal import isal_zlib
 
 from overlap_sweep.errors import UserError
+from overlap_sweep.trace import MOST_RANKS, nsight_files
 
-SUFFIXES = (".json", ".json.gz")
+SUFFIXES = (".json", ".json.gz", *nsight_files.SUFFIXES)
 
 TENSORBOARD_FOLDER = "torch_profiler"
 """Folder in a point's directory with its traces for TensorBoard, in `rank<r>/`."""
@@ -48,6 +49,8 @@ _ESCAPE = re.compile(rb"(?P<right>%s)|(?P<half>%s)|\\" % (_RIGHT_ESCAPE, _HALF_A
 NO_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _ERROR_AT = re.compile(r" \(byte (\d+)\)")
+
+RANK_IN_NAME = re.compile(r"rank[-_.]?(\d+)", re.IGNORECASE)
 
 Report = Callable[[str], None]
 """Called with the damage, such as `is cut short`."""
@@ -82,7 +85,8 @@ def find_traces(directory: Path) -> list[Path]:
     """Returns all traces at or below a directory, `rank2` before `rank10`, without merged timelines and without
     TensorBoard's copies of a point's traces."""
     files = (path for path in _candidates(directory) if not (_leads_out(path, directory) or _is_copy(path, directory)))
-    return [path for path in files if path.is_file() and _is_trace(path)]
+    own = (path for path in files if path.is_file() and _is_trace(path))
+    return [path for file in own for path in nsight_files.paths_in(file)]
 
 
 def refused_links(directory: Path) -> list[str]:
@@ -99,6 +103,13 @@ def is_timeline(path: Path) -> bool:
 def natural_order(path: Path) -> list[list[str | int]]:
     """Returns a sort key for paths that orders numbers in names by value."""
     return [[int(word) if i % 2 else word for i, word in enumerate(re.split(r"(\d+)", part))] for part in path.parts]
+
+
+def rank_in_name(path: Path) -> int | None:
+    """Returns the rank in the name of a trace or of its directory."""
+    found = RANK_IN_NAME.search(path.name) or RANK_IN_NAME.search(path.parent.name)
+    rank = int(found[1]) if found else None
+    return None if rank is None or rank >= MOST_RANKS else rank
 
 
 def _candidates(directory: Path) -> list[Path]:
@@ -118,6 +129,8 @@ def _leads_out(path: Path, directory: Path) -> bool:
 def _is_trace(path: Path) -> bool:
     """Returns whether the file is a trace. Results and reports are .json files too, but only traces are compressed: a
     damaged compressed file counts as a trace, so that reading it reports the damage."""
+    if nsight_files.is_recording(path):
+        return nsight_files.is_whole(path)
     text, whole = beginning(path)
     if _MADE_BY in text:
         return False

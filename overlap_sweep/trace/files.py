@@ -18,7 +18,7 @@ import tempfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -28,15 +28,15 @@ from overlap_sweep.cache import code_digest, find, keep
 from overlap_sweep.errors import UserError
 from overlap_sweep.program import environment_with_package
 from overlap_sweep.trace import (
-    MOST_RANKS,
     PartRow,
     PhaseSummary,
     TraceRow,
+    nsight_files,
     startup_iterations,
     startup_sentence,
     summarise,
 )
-from overlap_sweep.trace.disk import is_gzip
+from overlap_sweep.trace.disk import RANK_IN_NAME, is_gzip, rank_in_name
 
 if TYPE_CHECKING:
     import numpy as np
@@ -61,7 +61,6 @@ _KIND = "traces"
 _NOT_ABOUT_CONTENT = " cannot be read ("
 """Marks a problem of the disk or network, which may be temporary."""
 
-_RANK_IN_NAME = re.compile(r"rank[-_.]?(\d+)", re.IGNORECASE)
 _TENSORBOARD_NAME = re.compile(r"\.pt\.trace\.json(\.gz)?$")
 _DIGITS = re.compile(r"\d+")
 
@@ -159,11 +158,19 @@ def startup_warnings(files: Sequence[TraceFile]) -> list[str]:
 
 def key_of(path: Path) -> str | None:
     """Returns a key of the trace's content and of the code that reads it; None if the file cannot be read."""
+    file = nsight_files.file_of(path)
     try:
-        with path.open("rb") as file:
-            return f"{code_digest(__package__)} {hashlib.file_digest(file, 'sha256').hexdigest()}"
+        status = file.stat()
+        return f"{code_digest(__package__)} {_digest(file, status.st_size, status.st_mtime_ns)}"
     except OSError:
         return None
+
+
+@lru_cache(64)
+def _digest(path: Path, _size: int, _changed_ns: int) -> str:
+    """Returns a digest of the file's content, which all ranks of a recording share."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def cached_file(key: str | None, path: Path, with_parts: bool) -> TraceFile | None:
@@ -229,22 +236,21 @@ def world_size_of(files: Iterable[TraceFile]) -> int | None:
 
 def rank_of(file: TraceFile) -> int | None:
     """Returns the trace's rank; if it records none, the rank in its name or its directory's name."""
-    if file.rank is not None:
-        return file.rank
-    in_name = _RANK_IN_NAME.search(file.path.name) or _RANK_IN_NAME.search(file.path.parent.name)
-    rank = int(in_name[1]) if in_name else None
-    return None if rank is None or rank >= MOST_RANKS else rank
+    return file.rank if file.rank is not None else rank_in_name(file.path)
 
 
 def run_name(path: Path) -> str:
     """Returns the common part of the names of one run's traces: the name without the rank.
 
     If the file's name has no rank, its directory's name may have one; else any number in the name may be the rank.
-    torch.profiler's own `<host>_<process>.<time>.pt.trace.json` may come from several hosts.
+    torch.profiler's own `<host>_<process>.<time>.pt.trace.json` may come from several hosts. Ranks of one recording of
+    Nsight Systems are a run, with those of other nodes.
     """
+    if nsight_files.file_of(path) != path:
+        return nsight_files.run_name(path)
     for part in (path, path.parent):
-        if _RANK_IN_NAME.search(part.name):
-            return str(part.with_name(_RANK_IN_NAME.sub("rank*", part.name)) / path.relative_to(part))
+        if RANK_IN_NAME.search(part.name):
+            return str(part.with_name(RANK_IN_NAME.sub("rank*", part.name)) / path.relative_to(part))
     if own := _TENSORBOARD_NAME.search(path.name):
         return str(path.with_name(f"*{own[0]}"))
     return str(path.with_name(_DIGITS.sub("*", path.name)))
@@ -334,6 +340,7 @@ def _shares(paths: Sequence[Path], processes: int) -> list[list[Path]]:
 
 
 def _guess_s(path: Path) -> float:
+    path = nsight_files.file_of(path)
     try:
         return path.stat().st_size * (GZIP_RATIO if is_gzip(path) else 1) / TEXT_BYTES_PER_S
     except OSError:

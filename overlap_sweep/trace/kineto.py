@@ -28,6 +28,8 @@ from overlap_sweep.trace.columns import (
     concatenated,
 )
 from overlap_sweep.trace.disk import RECORD_AGAIN
+from overlap_sweep.trace.nsight import read_nsight
+from overlap_sweep.trace.nsight_files import file_of, is_recording
 from overlap_sweep.trace.rocprofv3 import is_rocprofv3, read_rocprofv3
 from overlap_sweep.trace.stream import Document, Event, ExactEvent, Number, pieces
 
@@ -86,12 +88,14 @@ class _NeedExactTimes(Exception):
 
 
 def read_trace(path: Path | str) -> Trace:
-    """Reads a trace of torch.profiler, `.json` or gzipped, of any size, or one of rocprofv3.
+    """Reads a trace of torch.profiler, `.json` or gzipped, of any size, or one of rocprofv3 or Nsight Systems.
 
     UserError when it is missing, is not a trace, or has no events. A damaged trace of torch.profiler is read up to the
     damage, with a warning.
     """
     path = Path(path)
+    if is_recording(file_of(path)):
+        return read_nsight(path)
     if is_rocprofv3(path):
         return read_rocprofv3(path)
     try:

@@ -35,7 +35,6 @@ _OTHER_FORMATS = {
     ".otf2": "rocprofv3's OTF2 trace",
     ".db": "rocprofv3's database",
     ".csv": "a table",
-    ".nsys-rep": "a report of Nsight Systems",
 }
 _GPU = 2
 """Type of an agent."""
@@ -121,8 +120,10 @@ class _File(msgspec.Struct):
 def is_rocprofv3(path: Path) -> bool:
     """Returns whether the file is rocprofv3's JSON. UserError for a format that is not read, by its name."""
     if what := _OTHER_FORMATS.get(path.suffix):
-        mend = "open it with nsys" if path.suffix == ".nsys-rep" else "record with rocprofv3 --output-format json"
-        raise UserError(f"{path} is {what}, which is not read; {mend}, or give a trace of torch.profiler.")
+        raise UserError(
+            f"{path} is {what}, which is not read; record with rocprofv3 --output-format json, or give a trace of "
+            "torch.profiler."
+        )
     return _BEGINS.match(beginning(path)[0]) is not None
 
 

@@ -11,7 +11,10 @@ from benchmarks.causes.gains import Gain, gains_of
 from overlap_sweep.diagnosis import Diagnosis, Finding
 from overlap_sweep.diagnosis.causes import CAUSES
 from overlap_sweep.diagnosis.runs import Run, read_runs
+from overlap_sweep.trace.files import read_trace_files
+from overlap_sweep.trace.nsight_files import paths_in
 from tests.diagnosis.planted import Planted, archives, scenarios
+from tests.trace.nsight_export import export_of
 
 PLANTED = [each for archive in archives() for each in scenarios(archive)]
 
@@ -81,6 +84,32 @@ def test_nothing_else_costs_much(recorded: Recorded, planted: Planted) -> None:
 @cases(lambda planted: planted.late_rank is not None)
 def test_a_straggler_is_the_late_rank(recorded: Recorded, planted: Planted) -> None:
     assert findings_of(recorded(planted), "straggler")[0].rank == planted.late_rank
+
+
+# One of each cause, and of each way to call NCCL.
+SAME_WITH_NSIGHT = (
+    *("cuda_graph", "ddp_accumulated", "fsdp2_connections_1", "fsdp2_straggler", "host_straggler", "hybrid"),
+    *("moe_all_to_all", "pipeline", "sync_in_step", "tiny_kernels", "tp_dtensor", "zero1_gather_after_step"),
+)
+
+
+@cases(lambda planted: planted.archive == "h200x2" and planted.name in SAME_WITH_NSIGHT)
+def test_nsight_systems_shows_the_same(
+    recorded: Recorded, directories: dict[str, Path], planted: Planted, tmp_path: Path
+) -> None:
+    """Of the same events, in one file for both ranks."""
+    traces = sorted((directories[planted.archive] / planted.name).glob("trace_rank*.json"))
+    export = export_of(traces).write(tmp_path / "report.sqlite")
+    (run,) = read_runs(paths_in(export))
+    findings, expected = diagnosis_of(run).findings, recorded(planted).findings
+    assert [(one.cause, one.rank) for one in findings] == [(one.cause, one.rank) for one in expected]
+    assert [one.lost_us for one in findings] == pytest.approx([one.lost_us for one in expected], rel=0.02, abs=1)
+    of_kineto = [row for file in read_trace_files(traces, with_parts=False) for row in file.rows]
+    assert len(of_kineto) == sum(len(file.rows) for file in run.files)
+    for row, own in zip((row for file in run.files for row in file.rows), of_kineto, strict=True):
+        assert (row.rank, row.iteration, row.phase) == (own.rank, own.iteration, own.phase)
+        for quantity in ("span_us", "gemm_us", "comm_us", "overlap_us", "exposed_comm_us", "idle_us"):
+            assert getattr(row, quantity) == pytest.approx(getattr(own, quantity), rel=0.02, abs=1), quantity
 
 
 # Traces of gloo do not name process groups.

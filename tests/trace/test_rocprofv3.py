@@ -141,7 +141,6 @@ def test_malformed_records_are_left_out_and_counted(tmp_path: Path) -> None:
             "\x00",
             "is rocprofv3's Perfetto trace, which is not read; record with rocprofv3 --output-format",
         ),
-        ("a.nsys-rep", "", "is a report of Nsight Systems, which is not read; open it with nsys"),
     ],
 )
 def test_what_is_not_read_is_said_in_a_line(tmp_path: Path, name: str, text: str, said: str) -> None:
