@@ -39,6 +39,7 @@ def test_a_point_is_logged_when_it_ends(tmp_path: Path, store: Store) -> None:
     assert (whole.ok, whole.texts["status"]) == (False, "interrupted")
 
 
+@pytest.mark.end_to_end
 def test_a_launch_logs_its_points_and_its_report(tmp_path: Path, store: Store) -> None:
     launch = Launch(tmp_path / "2026" / "sweep", environment(store))
     done = launch.run("-m", f"tracker={store.name}", "method=none,bulk", "report=true", *SMALL)
@@ -54,6 +55,7 @@ def test_a_launch_logs_its_points_and_its_report(tmp_path: Path, store: Store) -
     assert "tracker" not in read_result(tmp_path / "2026" / "sweep" / name / "result.json").recorded
 
 
+@pytest.mark.end_to_end
 def test_a_tracker_that_is_not_there_ends_nothing_and_later_all_is_logged(tmp_path: Path, empty_database: Path) -> None:
     (tmp_path / "tracker").mkdir()
     store = MlflowStore(tmp_path / "tracker", empty_database)
