@@ -17,8 +17,9 @@ import sys
 import tempfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -114,7 +115,7 @@ class RunRanks(msgspec.Struct, kw_only=True):
 
 def read_trace_files(paths: Sequence[Path], with_parts: bool = True) -> list[TraceFile]:
     """Returns the analysis of each trace, in the order of `paths`. Parts, dozens per row, are optional."""
-    keys = {path: key_of(path) for path in paths}
+    keys = keys_of(paths)
     found = {path: file for path, key in keys.items() if (file := cached_file(key, path, with_parts))}
     missing = [path for path in keys if path not in found]
     for path, file in zip(missing, read_each(missing, READER, TraceFile, with_parts), strict=True):
@@ -160,10 +161,23 @@ def startup_warnings(files: Sequence[TraceFile]) -> list[str]:
 def key_of(path: Path) -> str | None:
     """Returns a key of the trace's content and of the code that reads it; None if the file cannot be read."""
     try:
-        with path.open("rb") as file:
-            return f"{code_digest(__package__)} {hashlib.file_digest(file, 'sha256').hexdigest()}"
+        status = path.stat()
+        return f"{code_digest(__package__)} {_digest(path, status.st_ino, status.st_size, status.st_mtime_ns)}"
     except OSError:
         return None
+
+
+@lru_cache
+def _digest(path: Path, *_status: int) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def keys_of(paths: Iterable[Path]) -> dict[Path, str | None]:
+    """Returns the key of each trace."""
+    unique = list(dict.fromkeys(paths))
+    with ThreadPoolExecutor() as pool:
+        return dict(zip(unique, pool.map(key_of, unique), strict=True))
 
 
 def cached_file(key: str | None, path: Path, with_parts: bool) -> TraceFile | None:

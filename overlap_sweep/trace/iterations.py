@@ -122,12 +122,13 @@ def phases_of(activity: Activity) -> Iterator[PhaseEvents]:
     intervals, assigned = activity.events.intervals, activity.assignment
     launched = dict(places_by_value(assigned.iteration))
     running = _running_in(spans, intervals)
+    is_backward = np.isin(assigned.pass_, (BWD, RECOMPUTE))
     for span, (whole, clipped) in zip(spans, running, strict=True):
         inside = launched[span.number]
         pass_ = assigned.pass_[inside]
         passes = {
             "fwd": inside[pass_ == FWD],
-            "bwd": inside[np.isin(pass_, (BWD, RECOMPUTE))],
+            "bwd": inside[is_backward[inside]],
             "recompute": inside[pass_ == RECOMPUTE],
         }
         for phase, chosen in passes.items():
