@@ -29,26 +29,23 @@ class Replayed(NamedTuple):
 _START, _END = 0, 1
 
 
-class _Followers(NamedTuple):
-    """What comes after each node: places and lags in nanoseconds."""
-
-    by_end: list[list[tuple[int, float]]]
-    by_start: list[list[tuple[int, float]]]
-    members: dict[int, list[int]]
-    """Places of the nodes of each meeting."""
+_Places = list[list[tuple[int, float]]]
 
 
-def _followers(graph: StepGraph) -> _Followers:
-    found = _Followers([[] for _ in graph.nodes], [[] for _ in graph.nodes], defaultdict(list))
+def _followers(graph: StepGraph) -> tuple[_Places, _Places, dict[int, list[int]]]:
+    """Returns for each node what may start after its end, and after its start, with lags; and the nodes that meet."""
+    by_end: _Places = [[] for _ in graph.nodes]
+    by_start: _Places = [[] for _ in graph.nodes]
+    members: dict[int, list[int]] = defaultdict(list)
     for place, node in enumerate(graph.nodes):
         for edge in node.after:
-            (found.by_start if edge.why == "queue" else found.by_end)[edge.node].append((place, edge.lag_ns))
+            (by_start if edge.why == "queue" else by_end)[edge.node].append((place, edge.lag_ns))
         if node.meeting != NEVER:
-            found.members[node.meeting].append(place)
-    return found
+            members[node.meeting].append(place)
+    return by_end, by_start, members
 
 
-def replay(graph: StepGraph, followers: _Followers | None = None) -> Replayed:
+def replay(graph: StepGraph, followers: tuple[_Places, _Places, dict[int, list[int]]] | None = None) -> Replayed:
     """Returns when everything runs. CannotTell if something would wait for itself, through others."""
     nodes = graph.nodes
     by_end, by_start, members = followers or _followers(graph)

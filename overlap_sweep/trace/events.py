@@ -91,15 +91,10 @@ class OtherEvent(msgspec.Struct, gc=False):
     """An event that is not complete, of which nothing is read."""
 
     ph: ClassVar[str] = ""
-    cat: ClassVar[str | None] = None
-    name: ClassVar[str | None] = None
-    dur: ClassVar[Number] = None
 
 
 _OTHER_PHASES = "BEbnestfiICPNODMVvRcSTpF(),"
 """All that the format of trace events has, but X."""
-
-AnyEvent = Event | UsualEvent | OtherEvent
 
 EventKind = type[Event] | type[UsualEvent]
 

@@ -173,11 +173,10 @@ def _digest(path: Path, *_status: int) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def keys_of(paths: Iterable[Path]) -> dict[Path, str | None]:
+def keys_of(paths: Sequence[Path]) -> dict[Path, str | None]:
     """Returns the key of each trace."""
-    unique = list(dict.fromkeys(paths))
     with ThreadPoolExecutor() as pool:
-        return dict(zip(unique, pool.map(key_of, unique), strict=True))
+        return dict(zip(paths, pool.map(key_of, paths), strict=True))
 
 
 def cached_file(key: str | None, path: Path, with_parts: bool) -> TraceFile | None:

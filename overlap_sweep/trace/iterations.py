@@ -214,26 +214,24 @@ def _rows(
     span_ns, end_ns = spans_ns[:, 1] - spans_ns[:, 0], spans_ns[:, 1]
     # The last one is for what ends before anything has run.
     stopped_ns = np.append(running.union[:, 1], 1 << 62)[np.searchsorted(running.union[:, 0], end_ns) - 1]
-    columns = {
-        "pause_us": np.maximum(0, end_ns - stopped_ns) / 1000,
-        "span_us": span_ns / 1000,
-        "gemm_us": gemm_ns / 1000,
-        "comm_us": comm_ns / 1000,
-        "wait_us": lengths_ns[:, WAIT] / 1000,
-        "overlap_us": overlap_ns / 1000,
-        "exposed_comm_us": (comm_ns - hidden_ns) / 1000,
-        "idle_us": (span_ns - running.within(spans_ns)) / 1000,
-        "num_gemm_events": counts[:, GEMM],
-        "num_comm_events": counts[:, COMM],
-        "num_wait_events": counts[:, WAIT],
-        "num_compute_events": counts[:, COMPUTE],
+    times_ns = {
+        "pause_us": np.maximum(0, end_ns - stopped_ns),
+        "span_us": span_ns,
+        "gemm_us": gemm_ns,
+        "comm_us": comm_ns,
+        "wait_us": lengths_ns[:, WAIT],
+        "overlap_us": overlap_ns,
+        "exposed_comm_us": comm_ns - hidden_ns,
+        "idle_us": span_ns - running.within(spans_ns),
     }
+    columns = {name: (time_ns / 1000).tolist() for name, time_ns in times_ns.items()}
+    columns |= {f"num_{KINDS[kind]}_events": counts[:, kind].tolist() for kind in (GEMM, COMM, WAIT, COMPUTE)}
     shorter_ns = np.minimum(gemm_ns, comm_ns).tolist()
-    ratios = [part / whole if whole else None for part, whole in zip(overlap_ns.tolist(), shorter_ns, strict=True)]
-    values = zip(*(column.tolist() for column in columns.values()), strict=True)
-    for one, ratio, own in zip(phases, ratios, values, strict=True):
-        measures = dict(zip(columns, own, strict=True))
-        yield TraceRow(file, rank, one.iteration, one.phase, overlap_ratio=ratio, **measures)
+    columns["overlap_ratio"] = [
+        part / whole if whole else None for part, whole in zip(overlap_ns.tolist(), shorter_ns, strict=True)
+    ]
+    for one, *own in zip(phases, *columns.values(), strict=True):
+        yield TraceRow(file, rank, one.iteration, one.phase, **dict(zip(columns, own, strict=True)))
 
 
 class _Group(NamedTuple):

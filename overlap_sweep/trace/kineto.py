@@ -31,7 +31,7 @@ from overlap_sweep.trace.columns import (
     concatenated,
 )
 from overlap_sweep.trace.disk import RECORD_AGAIN
-from overlap_sweep.trace.events import AnyEvent, Event, ExactUsualEvent, Number, UsualArgs, UsualEvent
+from overlap_sweep.trace.events import Event, ExactUsualEvent, Number, UsualArgs, UsualEvent
 from overlap_sweep.trace.rocprofv3 import is_rocprofv3, read_rocprofv3
 from overlap_sweep.trace.stream import Document, pieces
 
@@ -116,24 +116,24 @@ def _read(path: Path, document: Document) -> Trace:
     parts: dict[int, list[_Part]] = {group: [] for group in (_DEVICE, _LAUNCH, _HOST, _MODULE, _FUNCTION)}
     for events in pieces(path, document):
         # Traces with stacks have more names of functions than any other names.
-        complete: list[Any] = [
+        kept = [
             event
             for event in events
             if event.ph == "X"
             and (kind := group_of(event.cat))
             and (kind != _MODULE or (event.name or "").startswith(MODULE) or _is_long(event))
         ]
-        kept: list[UsualEvent] = complete
-        if complete and isinstance(complete[0], Event):
-            kept = list(map(_as_usual, complete))
+        if kept and isinstance(kept[0], Event):
+            kept = list(map(_as_usual, kept))
         try:
             numbers = _numbers(kept, document)
         except (TypeError, ValueError, ArithmeticError):
             kept = [event for event in kept if _has_numbers(event, document)]
             numbers = _numbers(kept, document)
         detail = np.zeros(len(kept), np.int32)
-        for place in _described(kept):
-            detail[place] = details[_said(kept[place])]
+        for place, event in enumerate(kept):
+            if said := _said(event):
+                detail[place] = details[said]
         pair = np.fromiter([pairs[event.cat, event.name, event.pid, event.tid] for event in kept], np.int32, len(kept))
         for category, name, process, thread in itertools.islice(pairs, len(label_of), None):
             label_of.append(labels[category, name])
@@ -176,7 +176,7 @@ def _read(path: Path, document: Document) -> Trace:
     )
 
 
-def _is_long(event: AnyEvent) -> bool:
+def _is_long(event: Event | UsualEvent) -> bool:
     return isinstance(event.dur, int | float | Decimal) and event.dur >= LONG_FUNCTION_US
 
 
@@ -242,18 +242,6 @@ class _Details(dict[tuple[Any, ...], int]):
             )
         ]
         return number
-
-
-def _described(events: Sequence[UsualEvent]) -> list[int]:
-    """Returns the places of the events that may have a detail, which most have not."""
-    return [
-        place
-        for place, event in enumerate(events)
-        if (args := event.args).grid is not None
-        or args.input_dims is not None
-        or args.collective is not None
-        or args.bytes is not None
-    ]
 
 
 def _said(event: UsualEvent) -> tuple[Any, ...]:

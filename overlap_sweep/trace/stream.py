@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -32,7 +32,7 @@ from overlap_sweep.trace.disk import (
     mended,
     position_of,
 )
-from overlap_sweep.trace.events import AnyEvent, Event, EventKind, decoders
+from overlap_sweep.trace.events import Event, EventKind, decoders
 
 _T = TypeVar("_T")
 
@@ -113,8 +113,9 @@ class _Document(msgspec.Struct, rename="camel"):
     device_properties: msgspec.Raw = msgspec.Raw(b"[]")
 
 
-def pieces(path: Path, document: Document) -> Iterator[list[AnyEvent]]:
-    """Yields all events of a trace, and fills in `document`. UserError when it is not a trace."""
+def pieces(path: Path, document: Document) -> Iterator[list[Any]]:
+    """Yields all events of a trace, in the forms of `events`, and fills in `document`. UserError when it is not a
+    trace."""
     source = blocks(path, partial(setattr, document, "damage"))
     head, rest = _head(source, path, document)
     text, wanted = bytearray(b"[" + rest), 0
@@ -186,7 +187,7 @@ def _refusal(text: bytes, path: Path, document: Document) -> UserError:
     )
 
 
-def _front(text: bytearray, document: Document) -> list[AnyEvent] | None:
+def _front(text: bytearray, document: Document) -> list[Any] | None:
     """Returns the events before the last place between two events in `text`, a list that has begun, and removes them.
     None: there is no such place yet. Raises _Broken if more text cannot help."""
     for ends_of in (_guessed_ends, _counted_ends):
@@ -229,7 +230,7 @@ def _ends_of_entries(text: bytes | bytearray) -> list[int]:
 
 def _before(
     text: bytearray, ends: list[int], document: Document, is_mended: bool = False
-) -> tuple[int, list[AnyEvent]] | None:
+) -> tuple[int, list[Any]] | None:
     """Returns the last of the ends at which the list parses, mended if need be, and the events before it."""
     for end in reversed(ends):
         # Writing a bracket over the comma saves copying the text.
@@ -255,7 +256,7 @@ def _before(
     return None
 
 
-def _end(head: bytes, rest: bytes, document: Document) -> Iterator[list[AnyEvent]]:
+def _end(head: bytes, rest: bytes, document: Document) -> Iterator[list[Any]]:
     """Yields the last events, and fills in `document` from the text after them."""
     for number, text in enumerate(as_written_and_mended(head + rest)):
         if head == b"[":
@@ -274,7 +275,7 @@ def _end(head: bytes, rest: bytes, document: Document) -> Iterator[list[AnyEvent
     yield from _saved(rest, document)
 
 
-def _saved(rest: bytes, document: Document) -> Iterator[list[AnyEvent]]:
+def _saved(rest: bytes, document: Document) -> Iterator[list[Any]]:
     readable = [_readable(text, document.kind) for text in as_written_and_mended(b"[" + rest)]
     count, listed = max(readable, key=lambda found: found[0])
     document.repaired |= count > readable[0][0]
@@ -295,7 +296,7 @@ def _readable(text: bytes, kind: EventKind) -> tuple[int, bytes]:
     return count, listed(count)
 
 
-def _attempted(listed: bytes, document: Document) -> list[AnyEvent] | None:
+def _attempted(listed: bytes, document: Document) -> list[Any] | None:
     try:
         return decoded(listed, document)
     except NO_JSON:
@@ -309,7 +310,7 @@ def _learn(found: _Document, document: Document) -> None:
     document.devices = list(dict.fromkeys(device.name for device in devices)) or document.devices
 
 
-def decoded(listed: bytes | memoryview, document: Document) -> list[AnyEvent]:
+def decoded(listed: bytes | memoryview, document: Document) -> list[Any]:
     """Returns the events of a JSON list; other entries are left out and counted."""
     *lists, one = decoders(document.kind)
     for several in lists:
