@@ -31,7 +31,7 @@ from overlap_sweep.trace.intervals import Intervals, Measure, merge, places_by_v
 MOST_ITERATIONS = 10_000
 """Each takes a millisecond and a few rows. Usual traces have about ten steps."""
 
-_BATCH = 1 << 16
+_BATCH = 1 << 14
 """Events of phases that are measured together: those of a short phase take less time than calls of numpy."""
 
 _UNIONS, _BOTH = 4, 3
