@@ -101,8 +101,8 @@ EventKind = type[Event] | type[UsualEvent]
 
 @cache
 def decoders(kind: EventKind) -> list[msgspec.json.Decoder[Any]]:
-    """Returns decoders of a list of events, in the order in which they are tried, and last the one of a single event.
-    A list with anything that is not in the usual form is one of Event."""
+    """Returns the decoder of a list of events, and those of a single one in the order in which they are tried: what is
+    not in the usual form becomes an Event."""
     if issubclass(kind, Event):
         return [msgspec.json.Decoder(form) for form in (list[kind], kind)]  # type: ignore[valid-type]
     others = [
@@ -110,4 +110,5 @@ def decoders(kind: EventKind) -> list[msgspec.json.Decoder[Any]]:
         for number, phase in enumerate(_OTHER_PHASES)
     ]
     usual: Any = reduce(or_, others, kind)
-    return [msgspec.json.Decoder(list[usual]), *decoders(ExactEvent if kind is ExactUsualEvent else Event)]
+    any_form = ExactEvent if kind is ExactUsualEvent else Event
+    return [msgspec.json.Decoder(form) for form in (list[usual], usual, any_form)]

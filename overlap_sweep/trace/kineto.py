@@ -123,8 +123,7 @@ def _read(path: Path, document: Document) -> Trace:
             and (kind := group_of(event.cat))
             and (kind != _MODULE or (event.name or "").startswith(MODULE) or _is_long(event))
         ]
-        if kept and isinstance(kept[0], Event):
-            kept = list(map(_as_usual, kept))
+        kept = [_as_usual(event) if isinstance(event, Event) else event for event in kept]
         try:
             numbers = _numbers(kept, document)
         except (TypeError, ValueError, ArithmeticError):

@@ -312,16 +312,20 @@ def _learn(found: _Document, document: Document) -> None:
 
 def decoded(listed: bytes | memoryview, document: Document) -> list[Any]:
     """Returns the events of a JSON list; other entries are left out and counted."""
-    *lists, one = decoders(document.kind)
-    for several in lists:
-        with suppress(msgspec.ValidationError):
-            return several.decode(listed)
-    events, left_out = [], []
+    several, *single = decoders(document.kind)
+    with suppress(msgspec.ValidationError):
+        return several.decode(listed)
+    events: list[Any] = []
+    left_out: list[str] = []
     for entry in _raw_list.decode(listed):
-        try:
-            events.append(one.decode(entry))
-        except msgspec.ValidationError as error:
-            left_out.append(str(error))
+        for one in single:
+            try:
+                events.append(one.decode(entry))
+                break
+            except msgspec.ValidationError as error:
+                why = str(error)
+        else:
+            left_out.append(why)
     for why in left_out:
         document.leave_out(why)
     return events
