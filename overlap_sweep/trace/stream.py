@@ -32,7 +32,7 @@ from overlap_sweep.trace.disk import (
     mended,
     position_of,
 )
-from overlap_sweep.trace.events import Event, EventKind, decoders
+from overlap_sweep.trace.events import Event, EventKind, OtherEvent, decoders
 
 _T = TypeVar("_T")
 
@@ -320,8 +320,10 @@ def decoded(listed: bytes | memoryview, document: Document) -> list[Any]:
     for entry in _raw_list.decode(listed):
         for one in single:
             try:
-                events.append(one.decode(entry))
-                break
+                # Of others too it is said how many are malformed.
+                if not isinstance(found := one.decode(entry), OtherEvent):
+                    events.append(found)
+                    break
             except msgspec.ValidationError as error:
                 why = str(error)
         else:
