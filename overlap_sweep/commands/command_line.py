@@ -3,6 +3,7 @@
 `analyze.py DIR` is short for `analyze.py report DIR`.
 """
 
+import gc
 import signal
 import sys
 from importlib import import_module
@@ -131,6 +132,8 @@ app = typer.Typer(
 
 def main() -> None:
     """Runs the command given by the process's arguments and exits."""
+    # A trace becomes some hundred thousand objects without circles, which the collector would visit again and again.
+    gc.set_threshold(100_000, 50, 100)
     if sys.argv[1:] == ["--version"]:
         print_version()
         return

@@ -71,11 +71,12 @@ class Group:
 def collective_of(detail: Detail, name: str, library: str) -> str:
     """Returns the collective's common name, such as all_gather, from what the trace says about it (`detail`), or from
     the name of the kernel, operator or span; the library of a kernel that is no collective."""
-    for said in (detail.collective or "", name if library != "peer_copy" else ""):
-        for kind, pattern in _KINDS:
-            if pattern.search(said):
-                return kind
-    return library
+    return _kind_in(detail.collective or "") or (_kind_in(name) if library != "peer_copy" else "") or library
+
+
+@lru_cache(1 << 12)
+def _kind_in(said: str) -> str:
+    return next((kind for kind, pattern in _KINDS if pattern.search(said)), "")
 
 
 def group_of(name: str, detail: Detail | None, configured: ProcessGroup | None) -> Group:
@@ -100,6 +101,7 @@ def _ranks(written: str | None) -> tuple[int, ...]:
     return ranks if all(0 <= rank < MOST_RANKS for rank in ranks) else ()
 
 
+@lru_cache(1 << 12)
 def type_of(written: str | None) -> str:
     """Returns the type as PyTorch calls it, such as bfloat16; as it is written if it is unknown."""
     name = re.sub(r"c10::|[<>]", "", (written or "").lower())

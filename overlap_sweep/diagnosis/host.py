@@ -179,12 +179,13 @@ def waits_of(trace: Trace, places: Places, *, apart: bool) -> Iterator[Wait]:
     took = launches.end_ns - launches.start_ns
     blocked = (sync & (took >= BLOCKS_FROM_NS)) | (copy & (took >= COPY_BLOCKS_FROM_NS))
     chosen = np.flatnonzero(blocked & np.isin(launches.lane, with_kernels))
-    ranges, launched = steps_of(trace).intervals, np.sort(launches.start_ns[on_device])
+    steps, launched = steps_of(trace), np.sort(launches.start_ns[on_device])
+    step = np.searchsorted(steps.start_ns, launches.start_ns, side="right") - 1
     for i in chosen[np.argsort(launches.start_ns[chosen], kind="stable")].tolist():
         start_ns, end_ns, thread = int(launches.start_ns[i]), int(launches.end_ns[i]), int(launches.lane[i])
         name, operator = trace.name(launches, i), places.operator_at(thread, start_ns)
-        step_end_ns = next((int(end) for start, end in ranges if start <= start_ns < end), None)
-        if step_end_ns is None and len(ranges):
+        step_end_ns = int(steps.end_ns[step[i]]) if len(steps) else None
+        if step_end_ns is not None and (step[i] < 0 or step_end_ns <= start_ns):
             continue
         ends_step = bool(
             step_end_ns is not None

@@ -20,7 +20,7 @@ from overlap_sweep.trace.files import (
     cached,
     cached_file,
     is_of,
-    key_of,
+    keys_of,
     missing_ranks,
     rank_of,
     read_each,
@@ -77,7 +77,7 @@ def read_runs(paths: Sequence[Path], ranks_per_node: Mapping[Path, int] | None =
     """Returns the runs of these traces, in the order of their first trace. A trace whose rank is unknown is a run by
     itself. `ranks_per_node`: by trace, where it is known."""
     per_node = ranks_per_node or {}
-    keys = {path: key_of(path) for path in paths}
+    keys = keys_of(paths)
     known = {path: file for path, key in keys.items() if (file := cached_file(key, path, with_parts=False))}
     read = read_ranks(path for path in keys if path not in known)
     for path, one in read.items():

@@ -12,10 +12,13 @@ from __future__ import annotations
 from bisect import bisect
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from math import inf
 from statistics import median
 from typing import Literal
+
+import msgspec
 
 from overlap_sweep.diagnosis import LATENCY_NS, NEVER, TOGETHER_NS, Pass, Role
 from overlap_sweep.diagnosis.arrivals import MEETING, Arrivals
@@ -55,8 +58,7 @@ class CannotTell(Exception):
     """The trace does not hold what a change needs; the reason is a sentence."""
 
 
-@dataclass(slots=True)
-class Node:
+class Node(msgspec.Struct):
     """Something that takes time. Nanoseconds."""
 
     kind: Kind
@@ -68,7 +70,7 @@ class Node:
     started."""
     recorded_ns: tuple[float, float]
     """When it was recorded, on the clock of the first rank. Of a launch when it began, twice."""
-    after: list[Edge] = field(default_factory=list)
+    after: list[Edge] = []
     delay_ns: float = 0.0
     """Time from when all that is known to come before it was over until it started."""
     lane: int = NEVER
@@ -103,8 +105,7 @@ class Node:
     """Least and most time that it may take, over its duration, where it was not recorded so."""
 
 
-@dataclass(slots=True)
-class Edge:
+class Edge(msgspec.Struct, gc=False):
     """What a node comes after."""
 
     node: int
@@ -139,7 +140,9 @@ class StepGraph:
 
     def copy(self) -> StepGraph:
         """Returns a graph whose nodes can be changed."""
-        nodes = [replace(node, after=[replace(edge) for edge in node.after]) for node in self.nodes]
+        nodes = [copy(node) for node in self.nodes]
+        for node in nodes:
+            node.after = [copy(edge) for edge in node.after]
         return replace(self, nodes=nodes, notes=[*self.notes])
 
 

@@ -29,21 +29,29 @@ class Replayed(NamedTuple):
 _START, _END = 0, 1
 
 
-def replay(graph: StepGraph) -> Replayed:
-    """Returns when everything runs. CannotTell if something would wait for itself, through others."""
-    nodes = graph.nodes
-    waiting = [len(node.after) for node in nodes]
-    ready_ns = [float("-inf")] * len(nodes)
-    by_end: list[list[tuple[int, float]]] = [[] for _ in nodes]
-    by_start: list[list[tuple[int, float]]] = [[] for _ in nodes]
-    for place, node in enumerate(nodes):
+_Places = list[list[tuple[int, float]]]
+
+
+def _followers(graph: StepGraph) -> tuple[_Places, _Places, dict[int, list[int]]]:
+    """Returns for each node what may start after its end, and after its start, with lags; and the nodes that meet."""
+    by_end: _Places = [[] for _ in graph.nodes]
+    by_start: _Places = [[] for _ in graph.nodes]
+    members: dict[int, list[int]] = defaultdict(list)
+    for place, node in enumerate(graph.nodes):
         for edge in node.after:
             (by_start if edge.why == "queue" else by_end)[edge.node].append((place, edge.lag_ns))
-    waited_for = [NEVER] * len(nodes)
-    members: dict[int, list[int]] = defaultdict(list)
-    for place, node in enumerate(nodes):
         if node.meeting != NEVER:
             members[node.meeting].append(place)
+    return by_end, by_start, members
+
+
+def replay(graph: StepGraph, followers: tuple[_Places, _Places, dict[int, list[int]]] | None = None) -> Replayed:
+    """Returns when everything runs. CannotTell if something would wait for itself, through others."""
+    nodes = graph.nodes
+    by_end, by_start, members = followers or _followers(graph)
+    waiting = [len(node.after) for node in nodes]
+    ready_ns = [float("-inf")] * len(nodes)
+    waited_for = [NEVER] * len(nodes)
     missing = {meeting: len(own) for meeting, own in members.items()}
     starts_ns, ends_ns, moved_ns = ([0.0] * len(nodes) for _ in range(3))
     left_ns, since_ns, version = [0.0] * len(nodes), [0.0] * len(nodes), [0] * len(nodes)
@@ -212,7 +220,9 @@ def replay_at_power(graph: StepGraph, original: StepGraph, power: float = POWER)
     usual_ns, changed_ns = _multiplying_ns(original), _multiplying_ns(graph)
     original_us = step_us(original, recorded(original))
     scale = [1.0] * graph.ranks
-    times = replay(graph)
+    # Only durations change.
+    followers = _followers(graph)
+    times = replay(graph, followers)
     for _ in range(ROUNDS):
         faster = original_us / step_us(graph, times)
         wanted = [
@@ -224,7 +234,7 @@ def replay_at_power(graph: StepGraph, original: StepGraph, power: float = POWER)
         for node in graph.nodes:
             if node.kind == "compute" and node.is_gemm:
                 node.duration_ns *= new[node.rank] / scale[node.rank]
-        scale, times = new, replay(graph)
+        scale, times = new, replay(graph, followers)
     return times
 
 

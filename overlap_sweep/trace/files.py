@@ -17,6 +17,7 @@ import sys
 import tempfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -113,7 +114,7 @@ class RunRanks(msgspec.Struct, kw_only=True):
 
 def read_trace_files(paths: Sequence[Path], with_parts: bool = True) -> list[TraceFile]:
     """Returns the analysis of each trace, in the order of `paths`. Parts, dozens per row, are optional."""
-    keys = {path: key_of(path) for path in paths}
+    keys = keys_of(paths)
     found = {path: file for path, key in keys.items() if (file := cached_file(key, path, with_parts))}
     missing = [path for path in keys if path not in found]
     for path, file in zip(missing, read_each(missing, READER, TraceFile, with_parts), strict=True):
@@ -161,16 +162,24 @@ def key_of(path: Path) -> str | None:
     file = nsight_files.file_of(path)
     try:
         status = file.stat()
-        return f"{code_digest(__package__)} {_digest(file, status.st_size, status.st_mtime_ns)}"
+        return f"{code_digest(__package__)} {_digest(file, status.st_ino, status.st_size, status.st_mtime_ns)}"
     except OSError:
         return None
 
 
-@lru_cache(64)
-def _digest(path: Path, _size: int, _changed_ns: int) -> str:
+@lru_cache
+def _digest(path: Path, *_status: int) -> str:
     """Returns a digest of the file's content, which all ranks of a recording share."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def keys_of(paths: Sequence[Path]) -> dict[Path, str | None]:
+    """Returns the key of each trace."""
+    files = {path: nsight_files.file_of(path) for path in paths}
+    with ThreadPoolExecutor() as pool:
+        keys = dict(zip(dict.fromkeys(files.values()), pool.map(key_of, dict.fromkeys(files.values())), strict=True))
+    return {path: keys[file] for path, file in files.items()}
 
 
 def cached_file(key: str | None, path: Path, with_parts: bool) -> TraceFile | None:

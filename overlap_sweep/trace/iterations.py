@@ -10,11 +10,10 @@ from collections.abc import Iterator
 from typing import NamedTuple, get_args
 
 import numpy as np
-from msgspec.structs import asdict
 from numpy.typing import NDArray
 
 from overlap_sweep.errors import UserError
-from overlap_sweep.trace import Grouping, Overlap, PartRow, TraceRow
+from overlap_sweep.trace import Grouping, PartRow, TraceRow
 from overlap_sweep.trace.activity import (
     BWD,
     COMM,
@@ -27,10 +26,16 @@ from overlap_sweep.trace.activity import (
     WAIT,
     Activity,
 )
-from overlap_sweep.trace.intervals import Intervals, intersect, length, merge, places_by_value, subtract, within
+from overlap_sweep.trace.intervals import Intervals, Measure, merge, places_by_value
 
 MOST_ITERATIONS = 10_000
 """Each takes a millisecond and a few rows. Usual traces have about ten steps."""
+
+_BATCH = 1 << 14
+"""Events of phases that are measured together: those of a short phase take less time than calls of numpy."""
+
+_UNIONS, _BOTH = 4, 3
+"""Number of unions of a phase: of GEMM, COMM and WAIT, and of GEMMs and communication."""
 
 _WORK = (GEMM, COMM, COMPUTE)
 """What makes an iteration. A copy after the last backward pass (loss.item()) is none by itself."""
@@ -117,12 +122,13 @@ def phases_of(activity: Activity) -> Iterator[PhaseEvents]:
     intervals, assigned = activity.events.intervals, activity.assignment
     launched = dict(places_by_value(assigned.iteration))
     running = _running_in(spans, intervals)
+    is_backward = np.isin(assigned.pass_, (BWD, RECOMPUTE))
     for span, (whole, clipped) in zip(spans, running, strict=True):
         inside = launched[span.number]
         pass_ = assigned.pass_[inside]
         passes = {
             "fwd": inside[pass_ == FWD],
-            "bwd": inside[np.isin(pass_, (BWD, RECOMPUTE))],
+            "bwd": inside[is_backward[inside]],
             "recompute": inside[pass_ == RECOMPUTE],
         }
         for phase, chosen in passes.items():
@@ -156,45 +162,76 @@ def overlap_rows(activity: Activity, file: str, rank: int | None) -> list[TraceR
     """Returns one row per iteration and phase that has any work, in order. UserError when there is no work."""
     if (count := len(np.unique(activity.assignment.iteration))) > MOST_ITERATIONS:
         raise UserError(f"{file} has {count:,} iterations, more than {MOST_ITERATIONS:,}; record fewer steps.")
-    intervals, kind = activity.events.intervals, activity.kind
-    running, computing = merge(intervals), merge(intervals[np.isin(kind, (GEMM, COMPUTE))])
-    rows = []
-    for phase in phases_of(activity):
-        measured = asdict(measure(phase, kind[phase.events], running, computing))
-        pause_us = _pause_ns(running, phase.span_ns[1]) / 1000
-        rows.append(TraceRow(file, rank, phase.iteration, phase.phase, pause_us, **measured))
+    intervals = activity.events.intervals
+    running = Measure(intervals)
+    computing = Measure(intervals[np.isin(activity.kind, (GEMM, COMPUTE))])
+    rows = [
+        row
+        for phases in _batches(phases_of(activity))
+        for row in _rows(phases, activity, running, computing, file, rank)
+    ]
     if not rows:
         raise UserError(f"{file} has no work but copies inside its iterations; profile at least one forward pass.")
     return rows
 
 
-def _pause_ns(running: Intervals, moment_ns: int) -> int:
-    before = np.searchsorted(running[:, 0], moment_ns) - 1
-    return max(0, moment_ns - int(running[before, 1])) if before >= 0 else 0
+def _batches(phases: Iterator[PhaseEvents]) -> Iterator[list[PhaseEvents]]:
+    batch: list[PhaseEvents] = []
+    events = 0
+    for phase in phases:
+        batch.append(phase)
+        events += 1 + len(phase.events)
+        if events > _BATCH:
+            yield batch
+            batch, events = [], 0
+    if batch:
+        yield batch
 
 
-def measure(phase: PhaseEvents, kind: NDArray[np.int8], running: Intervals, computing: Intervals) -> Overlap:
-    """Returns the overlap of a phase. `kind`: of its events, indices into KINDS; `running`, `computing`: unions of when
-    anything runs or computes, whichever phase it belongs to."""
-    gemm, comm, wait = (merge(phase.intervals[kind == k]) for k in (GEMM, COMM, WAIT))
-    start_ns, end_ns = phase.span_ns
-    overlap_ns = length(intersect(gemm, comm))
-    shorter_ns = min(length(gemm), length(comm))
-    counts = np.bincount(kind[phase.starts], minlength=len(KINDS)).tolist()
-    return Overlap(
-        span_us=(end_ns - start_ns) / 1000,
-        gemm_us=length(gemm) / 1000,
-        comm_us=length(comm) / 1000,
-        wait_us=length(wait) / 1000,
-        overlap_us=overlap_ns / 1000,
-        exposed_comm_us=length(subtract(comm, within(computing, start_ns, end_ns))) / 1000,
-        idle_us=(end_ns - start_ns - length(within(running, start_ns, end_ns))) / 1000,
-        overlap_ratio=overlap_ns / shorter_ns if shorter_ns else None,
-        num_gemm_events=counts[GEMM],
-        num_comm_events=counts[COMM],
-        num_wait_events=counts[WAIT],
-        num_compute_events=counts[COMPUTE],
-    )
+def _rows(
+    phases: list[PhaseEvents], activity: Activity, running: Measure, computing: Measure, file: str, rank: int | None
+) -> Iterator[TraceRow]:
+    """Yields one row per phase. `running`, `computing`: when anything runs or computes, whichever phase it belongs
+    to."""
+    phase = np.repeat(np.arange(len(phases)), [len(one.events) for one in phases])
+    intervals = np.concatenate([one.intervals for one in phases])
+    kind = activity.kind[np.concatenate([one.events for one in phases])]
+    counts = np.zeros((len(phases), len(KINDS)), np.int64)
+    starts = np.concatenate([one.starts for one in phases])
+    np.add.at(counts, (phase[starts], kind[starts]), 1)
+    # Unions by phase: of GEMMs, of communication, of waits, and of both of the first.
+    measured, both = np.isin(kind, (GEMM, COMM, WAIT)), np.isin(kind, (GEMM, COMM))
+    column = np.concatenate((phase[measured] * _UNIONS + kind[measured], phase[both] * _UNIONS + _BOTH))
+    unions, column = unions_by_group(np.concatenate((intervals[measured], intervals[both])), column)
+    lengths_ns = np.zeros((len(phases), _UNIONS), np.int64)
+    np.add.at(lengths_ns.reshape(-1), column, unions[:, 1] - unions[:, 0])
+    gemm_ns, comm_ns = lengths_ns[:, GEMM], lengths_ns[:, COMM]
+    overlap_ns = gemm_ns + comm_ns - lengths_ns[:, _BOTH]
+    communicates = column % _UNIONS == COMM
+    hidden_ns = np.zeros(len(phases))
+    np.add.at(hidden_ns, column[communicates] // _UNIONS, computing.within(unions[communicates]))
+    spans_ns = np.array([one.span_ns for one in phases], np.int64)
+    span_ns, end_ns = spans_ns[:, 1] - spans_ns[:, 0], spans_ns[:, 1]
+    # The last one is for what ends before anything has run.
+    stopped_ns = np.append(running.union[:, 1], 1 << 62)[np.searchsorted(running.union[:, 0], end_ns) - 1]
+    times_ns = {
+        "pause_us": np.maximum(0, end_ns - stopped_ns),
+        "span_us": span_ns,
+        "gemm_us": gemm_ns,
+        "comm_us": comm_ns,
+        "wait_us": lengths_ns[:, WAIT],
+        "overlap_us": overlap_ns,
+        "exposed_comm_us": comm_ns - hidden_ns,
+        "idle_us": span_ns - running.within(spans_ns),
+    }
+    columns = {name: (time_ns / 1000).tolist() for name, time_ns in times_ns.items()}
+    columns |= {f"num_{KINDS[kind]}_events": counts[:, kind].tolist() for kind in (GEMM, COMM, WAIT, COMPUTE)}
+    shorter_ns = np.minimum(gemm_ns, comm_ns).tolist()
+    columns["overlap_ratio"] = [
+        part / whole if whole else None for part, whole in zip(overlap_ns.tolist(), shorter_ns, strict=True)
+    ]
+    for one, *own in zip(phases, *columns.values(), strict=True):
+        yield TraceRow(file, rank, one.iteration, one.phase, **dict(zip(columns, own, strict=True)))
 
 
 class _Group(NamedTuple):
@@ -239,15 +276,20 @@ def measure_groups(
     """
     total = np.zeros(num_groups, np.int64)
     np.add.at(total, group, intervals[:, 1] - intervals[:, 0])
+    unions, group_of_union = unions_by_group(intervals, group)
+    busy = np.zeros(num_groups, np.int64)
+    np.add.at(busy, group_of_union, unions[:, 1] - unions[:, 0])
+    return busy, total, _alone(unions, group_of_union, num_groups)
+
+
+def unions_by_group(intervals: Intervals, group: NDArray[np.intp]) -> tuple[Intervals, NDArray[np.int64]]:
+    """Returns the union of each group's intervals, one group after the other, and the group of each interval of it."""
     # Shifted apart, all groups merge in one call. Ranks of the moments are shifted instead of the moments, which may be
     # too far apart in a damaged trace.
     moments, ranks = np.unique(intervals, return_inverse=True)
     unions = merge(ranks.reshape(intervals.shape) + (group * len(moments))[:, None])
-    group_of_union = unions[:, 0] // len(moments)
-    unions = moments[unions - (group_of_union * len(moments))[:, None]]
-    busy = np.zeros(num_groups, np.int64)
-    np.add.at(busy, group_of_union, unions[:, 1] - unions[:, 0])
-    return busy, total, _alone(unions, group_of_union, num_groups)
+    group_of_union = unions[:, 0] // max(len(moments), 1)
+    return moments[unions - (group_of_union * len(moments))[:, None]], group_of_union
 
 
 def _alone(unions: Intervals, group: NDArray[np.int64], num_groups: int) -> NDArray[np.int64]:

@@ -4,13 +4,16 @@ Only complete events (`ph` X) of devices, launches and CPU operators are kept. T
 Kineto writes microseconds with three decimals, and sums of floats would not be exact.
 """
 
+import itertools
+from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 from decimal import Decimal
 from functools import cache
-from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -28,10 +31,11 @@ from overlap_sweep.trace.columns import (
     concatenated,
 )
 from overlap_sweep.trace.disk import RECORD_AGAIN
+from overlap_sweep.trace.events import Event, ExactUsualEvent, Number, UsualArgs, UsualEvent
 from overlap_sweep.trace.nsight import read_nsight
 from overlap_sweep.trace.nsight_files import file_of, is_recording
 from overlap_sweep.trace.rocprofv3 import is_rocprofv3, read_rocprofv3
-from overlap_sweep.trace.stream import Document, Event, ExactEvent, Number, pieces
+from overlap_sweep.trace.stream import Document, pieces
 
 DEVICE_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 HOST_CATEGORIES = frozenset({"cpu_op", "user_annotation"})
@@ -56,6 +60,9 @@ _MOST_US = 2.0**51
 
 EXACT_UNTIL_US = 2.0**43
 """Up to here (100 days) a float holds microseconds with three decimals to the nanosecond."""
+
+_WHOLE = ("external_id", "group_size", "sent", "received", "bytes", "source", "destination")
+_TEXTS = ("collective", "group", "group_about", "group_ranks", "dtype", "grid", "block")
 
 _ON_HOST = ("c10d::", "nccl:", "gloo:", "mpi:", "ucc:")
 """Beginnings of the names of operators, annotations and spans whose dimensions are kept."""
@@ -99,15 +106,17 @@ def read_trace(path: Path | str) -> Trace:
     if is_rocprofv3(path):
         return read_rocprofv3(path)
     try:
-        return _read(path, Document())
+        return _read(path, Document(kind=UsualEvent))
     except _NeedExactTimes:
-        return _read(path, Document(kind=ExactEvent))
+        return _read(path, Document(kind=ExactUsualEvent))
 
 
 def _read(path: Path, document: Document) -> Trace:
-    group_of, details = cache(_group), Numbering[Detail]()
+    group_of, details = cache(_group), _Details()
     labels, lanes = Numbering[tuple[str | None, str | None]](), Numbering[tuple[Number, Number]]()
-    details[NO_DETAIL]
+    # Of each different pair of label and lane, because looking up both at once is faster.
+    pairs = Numbering[tuple[str | None, str | None, Number, Number]]()
+    label_of, lane_of, group_of_pair = array("i"), array("i"), array("b")
     parts: dict[int, list[_Part]] = {group: [] for group in (_DEVICE, _LAUNCH, _HOST, _MODULE, _FUNCTION)}
     for events in pieces(path, document):
         # Traces with stacks have more names of functions than any other names.
@@ -118,22 +127,26 @@ def _read(path: Path, document: Document) -> Trace:
             and (kind := group_of(event.cat))
             and (kind != _MODULE or (event.name or "").startswith(MODULE) or _is_long(event))
         ]
+        kept = [_as_usual(event) if isinstance(event, Event) else event for event in kept]
         try:
             numbers = _numbers(kept, document)
         except (TypeError, ValueError, ArithmeticError):
             kept = [event for event in kept if _has_numbers(event, document)]
             numbers = _numbers(kept, document)
-        label = np.fromiter(map(labels.__getitem__, map(attrgetter("cat", "name"), kept)), np.int32, len(kept))
-        lane = np.fromiter(map(lanes.__getitem__, map(attrgetter("pid", "tid"), kept)), np.int32, len(kept))
-        detail = np.fromiter((details[_detail(event)] for event in kept), np.int32, len(kept))
+        detail = np.zeros(len(kept), np.int32)
+        for place, event in enumerate(kept):
+            if said := _said(event):
+                detail[place] = details[said]
+        pair = np.fromiter([pairs[event.cat, event.name, event.pid, event.tid] for event in kept], np.int32, len(kept))
+        for category, name, process, thread in itertools.islice(pairs, len(label_of), None):
+            label_of.append(labels[category, name])
+            lane_of.append(lanes[process, thread])
+            kind = group_of(category)
+            group_of_pair.append(_FUNCTION if kind == _MODULE and not (name or "").startswith(MODULE) else kind)
         check_number(path, labels, "names of events", "fewer steps, or annotations whose names do not change")
         check_number(path, lanes, "threads and streams", "fewer steps")
-        check_number(path, details, "sizes of kernels and copies", "fewer steps")
-        by_label = (
-            _FUNCTION if (kind := group_of(category)) == _MODULE and not (name or "").startswith(MODULE) else kind
-            for category, name in labels
-        )
-        group = np.fromiter(by_label, np.int8, len(labels))[label]
+        check_number(path, details.numbers, "sizes of kernels and copies", "fewer steps")
+        label, lane, group = (np.array(column)[pair] for column in (label_of, lane_of, group_of_pair))
         start_ns, end_ns, correlation, external, forward = numbers
         columns = Events(label, lane, start_ns, end_ns, correlation, external, detail)
         for number, own in parts.items():
@@ -152,7 +165,7 @@ def _read(path: Path, document: Document) -> Trace:
         base_time_ns=document.base_time_ns,
         labels=[(_category(category), name or "") for category, name in labels],
         lanes=list(spelled),
-        details=list(details),
+        details=list(details.numbers),
         groups={group.name: group for group in info.groups},
         device=events_by_group[_DEVICE][0],
         launches=events_by_group[_LAUNCH][0],
@@ -166,95 +179,109 @@ def _read(path: Path, document: Document) -> Trace:
     )
 
 
-def _is_long(event: Event) -> bool:
+def _is_long(event: Event | UsualEvent) -> bool:
     return isinstance(event.dur, int | float | Decimal) and event.dur >= LONG_FUNCTION_US
 
 
-def _numbers(events: Sequence[Event], document: Document) -> tuple[_Ints, _Ints, _Ints, _Ints, NDArray[np.bool_]]:
+def _as_usual(event: Event) -> UsualEvent:
+    """Returns the event in the usual form, its times and correlation as they are written; other values that are not
+    what they should be are left out."""
+    said = {name: getattr(event.args, name, None) for name in UsualArgs.__struct_fields__}
+    said |= {name: _text(said[name]) for name in _TEXTS} | {name: _whole(said[name]) for name in _WHOLE}
+    joins = {name: NO_CORRELATION if said[name] is None else said[name] for name in ("correlation", "external_id")}
+    own = {name: getattr(event, name) for name in UsualEvent.__struct_fields__}
+    return UsualEvent(**own | {"args": UsualArgs(**said | joins)})
+
+
+def _numbers(events: Sequence[UsualEvent], document: Document) -> tuple[_Ints, _Ints, _Ints, _Ints, NDArray[np.bool_]]:
     """Returns start, end, correlation, external id, and whether autograd numbered the operator as part of a forward
     computation.
 
     ValueError, TypeError or ArithmeticError if an event has values that are not numbers.
     """
     count = len(events)
-    if document.kind is ExactEvent:
+    if document.kind is ExactUsualEvent:
         start_ns, duration_ns = (
-            np.fromiter((_exact_ns(time) for time in map(attrgetter(name), events)), np.int64, count)
-            for name in ("ts", "dur")
+            np.fromiter((_exact_ns(time) for time in times), np.int64, count)
+            for times in ([event.ts for event in events], [event.dur for event in events])
         )
     else:
-        start_us = np.fromiter(map(attrgetter("ts"), events), np.float64, count)
+        start_us = np.fromiter([event.ts for event in events], np.float64, count)
         beyond = count > 0 and np.abs(start_us).max() >= EXACT_UNTIL_US
         if beyond and not all(isinstance(event.ts, int) for event in events):
             raise _NeedExactTimes
         start_ns = _nanoseconds(start_us)
-        duration_ns = _nanoseconds(np.fromiter(map(attrgetter("dur"), events), np.float64, count))
-    correlation = [
-        NO_CORRELATION if (args := event.args) is None or args.correlation is None else args.correlation
-        for event in events
-    ]
-    external = [
-        NO_CORRELATION if (args := event.args) is None or type(args.external_id) is not int else args.external_id
-        for event in events
-    ]
+        duration_ns = _nanoseconds(np.fromiter([event.dur for event in events], np.float64, count))
+    args = [event.args for event in events]
     # autograd numbers operators of the forward; operators that run backward also record the forward's thread.
-    forward = [
-        (args := event.args) is not None and args.forward_thread == 0 and args.sequence_number is not None
-        for event in events
-    ]
+    forward = [own.forward_thread == 0 and own.sequence_number is not None for own in args]
     return (
         start_ns,
         # A damaged file may have negative durations.
         start_ns + np.maximum(duration_ns, 0),
-        np.fromiter(correlation, np.int64, count),
-        np.fromiter(external, np.int64, count),
+        np.fromiter([own.correlation for own in args], np.int64, count),
+        np.fromiter([own.external_id for own in args], np.int64, count),
         np.fromiter(forward, np.bool_, count),
     )
 
 
-def _detail(event: Event) -> Detail:
-    """Returns what the event's arguments say; values that are not what they should be are left out."""
-    args = event.args
-    if args is None:
-        return NO_DETAIL
-    shape = None
+class _Details(dict[tuple[Any, ...], int]):
+    """Numbers of details, by what `_said` returns."""
+
+    def __init__(self) -> None:
+        self.numbers = Numbering[Detail]()
+        self[()] = self.numbers[NO_DETAIL]
+
+    def __missing__(self, said: tuple[Any, ...]) -> int:
+        written = Detail(*said)
+        self[said] = number = self.numbers[
+            written._replace(
+                group_size=_below(written.group_size, MOST_RANKS),
+                sent=_below(written.sent, MOST_ELEMENTS),
+                received=_below(written.received, MOST_ELEMENTS),
+                shape=" ".join(str(_text(part)) for part in written.shape) if written.shape else None,
+                bytes=_below(written.bytes, MOST_ELEMENTS),
+                peer=_below(written.peer, MOST_RANKS),
+            )
+        ]
+        return number
+
+
+def _said(event: UsualEvent) -> tuple[Any, ...]:
+    """Returns what the event's arguments say, in the order of Detail and as it is written; empty if it is no detail."""
+    args, shape = event.args, None
     if args.grid is not None:
-        shape = f"{args.grid} {args.block}"
+        shape = args.grid, args.block
     elif args.input_dims is not None and (event.name or "").startswith(_ON_HOST):
-        shape = f"{args.input_dims} {args.input_type}"
+        shape = str(args.input_dims), str(args.input_type)
     elif args.collective is None and args.bytes is None:
-        return NO_DETAIL
-    return Detail(
-        collective=_text(args.collective),
-        group=_text(args.group),
-        group_about=_text(args.group_about),
-        group_ranks=_text(args.group_ranks),
-        group_size=_below(args.group_size, MOST_RANKS),
-        sent=_below(args.sent, MOST_ELEMENTS),
-        received=_below(args.received, MOST_ELEMENTS),
-        dtype=_text(args.dtype),
-        shape=shape,
-        bytes=_below(args.bytes, MOST_ELEMENTS),
-        peer=_below(args.destination if args.destination is not None else args.source, MOST_RANKS),
-    )
+        return ()
+    group = args.group, args.group_about, args.group_ranks, args.group_size
+    peer = args.source if args.destination is None else args.destination
+    return args.collective, *group, args.sent, args.received, args.dtype, shape, args.bytes, peer
 
 
 def _text(written: object) -> str | None:
-    return None if written is None else str(written)
+    if written is None:
+        return None
+    return str(list(written) if isinstance(written, tuple) else written)
 
 
-def _below(written: object, beyond: int) -> int | None:
-    return written if type(written) is int and 0 <= written < beyond else None
+def _whole(written: object) -> int | None:
+    return written if type(written) is int else None
 
 
-def _has_numbers(event: Event, document: Document) -> bool:
+def _below(number: int | None, beyond: int) -> int | None:
+    return number if number is not None and 0 <= number < beyond else None
+
+
+def _has_numbers(event: UsualEvent, document: Document) -> bool:
     """Returns whether the event has numbers, converted from strings if need be. Unusable events are counted."""
     try:
         event.dur = event.dur or 0
-        if document.kind is Event:
+        if document.kind is UsualEvent:
             event.ts, event.dur = float(event.ts if event.ts is not None else "no time"), float(event.dur)
-        if event.args and event.args.correlation is not None:
-            event.args.correlation = int(event.args.correlation)
+        event.args = msgspec.structs.replace(event.args, correlation=int(event.args.correlation))
         _numbers([event], document)
     except (TypeError, ValueError, ArithmeticError) as error:
         document.leave_out(f"malformed number ({error})")
@@ -271,7 +298,7 @@ def _nanoseconds(microseconds: NDArray[np.float64]) -> NDArray[np.int64]:
     return whole.astype(np.int64) * 1000 + np.rint((microseconds - whole) * 1000).astype(np.int64)
 
 
-def _exact_ns(microseconds: Decimal | None) -> int:
+def _exact_ns(microseconds: Any) -> int:
     if microseconds is None or not abs(microseconds) < _MOST_US:
         raise ValueError("no time within 71 years")
     return round(microseconds * 1000)

@@ -10,11 +10,11 @@ import re
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
-from decimal import Decimal
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -32,10 +32,9 @@ from overlap_sweep.trace.disk import (
     mended,
     position_of,
 )
+from overlap_sweep.trace.events import Event, EventKind, OtherEvent, decoders
 
 _T = TypeVar("_T")
-
-Number = int | float | str | None
 
 _LIST = re.compile(rb'"traceEvents"\s*:\s*\[')
 
@@ -63,48 +62,6 @@ _MOST_BYTES = 16 << 20
 _raw_list = msgspec.json.Decoder(list[msgspec.Raw])
 
 
-class Args(msgspec.Struct, gc=False):
-    """object: fields that only describe an event, which a damaged one must not lose it for."""
-
-    correlation: Number = None
-    sequence_number: Number = msgspec.field(name="Sequence number", default=None)
-    forward_thread: Number = msgspec.field(name="Fwd thread id", default=None)
-    external_id: object = msgspec.field(name="External id", default=None)
-    collective: object = msgspec.field(name="Collective name", default=None)
-    group: object = msgspec.field(name="Process Group Name", default=None)
-    group_about: object = msgspec.field(name="Process Group Description", default=None)
-    group_ranks: object = msgspec.field(name="Process Group Ranks", default=None)
-    group_size: object = msgspec.field(name="Group size", default=None)
-    sent: object = msgspec.field(name="In msg nelems", default=None)
-    received: object = msgspec.field(name="Out msg nelems", default=None)
-    dtype: object = None
-    destination: object = msgspec.field(name="Dst Rank", default=None)
-    source: object = msgspec.field(name="Src Rank", default=None)
-    grid: object = None
-    block: object = None
-    bytes: object = None
-    input_dims: object = msgspec.field(name="Input Dims", default=None)
-    input_type: object = msgspec.field(name="Input type", default=None)
-
-
-class Event(msgspec.Struct, gc=False):
-    ph: str | None = None
-    cat: str | None = None
-    name: str | None = None
-    ts: Number = None
-    dur: Number = 0
-    pid: Number = None
-    tid: Number = None
-    args: Args | None = None
-
-
-class ExactEvent(Event, gc=False):
-    """An event with decimal times, for times that a float would round. Several times slower to read."""
-
-    ts: Decimal | None = None  # type: ignore[assignment]
-    dur: Decimal | None = Decimal(0)  # type: ignore[assignment]
-
-
 class DistributedInfo(msgspec.Struct):
     rank: int | str | None = None
     world_size: int | str | None = None
@@ -122,7 +79,7 @@ class DistributedInfo(msgspec.Struct):
 class Document:
     """What a trace holds besides its events; complete once all events have been read."""
 
-    kind: type[Event] = Event
+    kind: EventKind = Event
     distributed: DistributedInfo = field(default_factory=DistributedInfo)
     base_time_ns: int = 0
     devices: list[str] = field(default_factory=list)
@@ -156,8 +113,9 @@ class _Document(msgspec.Struct, rename="camel"):
     device_properties: msgspec.Raw = msgspec.Raw(b"[]")
 
 
-def pieces(path: Path, document: Document) -> Iterator[list[Event]]:
-    """Yields all events of a trace, and fills in `document`. UserError when it is not a trace."""
+def pieces(path: Path, document: Document) -> Iterator[list[Any]]:
+    """Yields all events of a trace, in the forms of `events`, and fills in `document`. UserError when it is not a
+    trace."""
     source = blocks(path, partial(setattr, document, "damage"))
     head, rest = _head(source, path, document)
     text, wanted = bytearray(b"[" + rest), 0
@@ -229,7 +187,7 @@ def _refusal(text: bytes, path: Path, document: Document) -> UserError:
     )
 
 
-def _front(text: bytearray, document: Document) -> list[Event] | None:
+def _front(text: bytearray, document: Document) -> list[Any] | None:
     """Returns the events before the last place between two events in `text`, a list that has begun, and removes them.
     None: there is no such place yet. Raises _Broken if more text cannot help."""
     for ends_of in (_guessed_ends, _counted_ends):
@@ -272,7 +230,7 @@ def _ends_of_entries(text: bytes | bytearray) -> list[int]:
 
 def _before(
     text: bytearray, ends: list[int], document: Document, is_mended: bool = False
-) -> tuple[int, list[Event]] | None:
+) -> tuple[int, list[Any]] | None:
     """Returns the last of the ends at which the list parses, mended if need be, and the events before it."""
     for end in reversed(ends):
         # Writing a bracket over the comma saves copying the text.
@@ -298,7 +256,7 @@ def _before(
     return None
 
 
-def _end(head: bytes, rest: bytes, document: Document) -> Iterator[list[Event]]:
+def _end(head: bytes, rest: bytes, document: Document) -> Iterator[list[Any]]:
     """Yields the last events, and fills in `document` from the text after them."""
     for number, text in enumerate(as_written_and_mended(head + rest)):
         if head == b"[":
@@ -317,14 +275,14 @@ def _end(head: bytes, rest: bytes, document: Document) -> Iterator[list[Event]]:
     yield from _saved(rest, document)
 
 
-def _saved(rest: bytes, document: Document) -> Iterator[list[Event]]:
+def _saved(rest: bytes, document: Document) -> Iterator[list[Any]]:
     readable = [_readable(text, document.kind) for text in as_written_and_mended(b"[" + rest)]
     count, listed = max(readable, key=lambda found: found[0])
     document.repaired |= count > readable[0][0]
     yield decoded(listed, document)
 
 
-def _readable(text: bytes, kind: type[Event]) -> tuple[int, bytes]:
+def _readable(text: bytes, kind: EventKind) -> tuple[int, bytes]:
     """Returns the number of readable objects from the start of a list, and the list of these alone."""
     ends = _ends_of_entries(text)
 
@@ -338,7 +296,7 @@ def _readable(text: bytes, kind: type[Event]) -> tuple[int, bytes]:
     return count, listed(count)
 
 
-def _attempted(listed: bytes, document: Document) -> list[Event] | None:
+def _attempted(listed: bytes, document: Document) -> list[Any] | None:
     try:
         return decoded(listed, document)
     except NO_JSON:
@@ -352,26 +310,27 @@ def _learn(found: _Document, document: Document) -> None:
     document.devices = list(dict.fromkeys(device.name for device in devices)) or document.devices
 
 
-def decoded(listed: bytes | memoryview, document: Document) -> list[Event]:
+def decoded(listed: bytes | memoryview, document: Document) -> list[Any]:
     """Returns the events of a JSON list; other entries are left out and counted."""
-    one, several = _decoders(document.kind)
-    try:
+    several, *single = decoders(document.kind)
+    with suppress(msgspec.ValidationError):
         return several.decode(listed)
-    except msgspec.ValidationError:
-        events, left_out = [], []
-        for entry in _raw_list.decode(listed):
+    events: list[Any] = []
+    left_out: list[str] = []
+    for entry in _raw_list.decode(listed):
+        for one in single:
             try:
-                events.append(one.decode(entry))
+                # Of others too it is said how many are malformed.
+                if not isinstance(found := one.decode(entry), OtherEvent):
+                    events.append(found)
+                    break
             except msgspec.ValidationError as error:
-                left_out.append(str(error))
-        for why in left_out:
-            document.leave_out(why)
-        return events
-
-
-@cache
-def _decoders(kind: type[Event]) -> tuple[msgspec.json.Decoder[Event], msgspec.json.Decoder[list[Event]]]:
-    return msgspec.json.Decoder(kind), msgspec.json.Decoder(list[kind])  # type: ignore[valid-type]
+                why = str(error)
+        else:
+            left_out.append(why)
+    for why in left_out:
+        document.leave_out(why)
+    return events
 
 
 def parsed(kind: type[_T], text: bytes) -> _T | None:

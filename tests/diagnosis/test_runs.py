@@ -144,11 +144,11 @@ def test_several_processes_find_what_one_finds(monkeypatch: pytest.MonkeyPatch, 
 def test_a_trace_that_is_deleted_after_it_was_known(tmp_path: Path, empty_cache: Path) -> None:
     paths = [Path(shutil.copy(path, tmp_path)) for path in GRAPH]
     first = read_runs(paths)
-    keys = {path: runs.key_of(path) for path in paths}
+    keys = runs.keys_of(paths)
     shutil.rmtree(empty_cache)
     paths[1].unlink()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runs, "key_of", keys.__getitem__)
+        patch.setattr(runs, "keys_of", lambda _: keys)
         (found,) = read_runs(paths)
     assert first[0].missing == []
     assert (found.missing, found.found and found.found.diagnosis.ranks) == ([1], [0])

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from overlap_sweep.errors import UserError
 from overlap_sweep.trace import disk, stream
+from overlap_sweep.trace.events import Event, ExactEvent
 from overlap_sweep.trace.files import read_trace_file
-from overlap_sweep.trace.stream import Document, Event, ExactEvent
+from overlap_sweep.trace.stream import Document
 from tests.timeline import Timeline
 
 MIB = 1 << 20
@@ -291,6 +292,7 @@ def test_gzip_with_a_flipped_bit_gives_its_beginning(tmp_path: Path) -> None:
 LIMITED = """
 import json, re, sys
 from pathlib import Path
+from overlap_sweep.trace.events import Event, ExactEvent
 from overlap_sweep.trace.files import read_trace_file
 
 def peak():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from copy import copy
 
 from overlap_sweep.diagnosis import NEVER
 from overlap_sweep.diagnosis.collectives import REDUCTIONS
@@ -85,7 +85,7 @@ def prefetched(graph: StepGraph, ahead: int) -> None:
                 inside = [edge for edge in node.after if edge.node in unit]
                 stream = [edge for edge in node.after if edge.why == "stream" and edge.node not in unit]
                 kept, passed[place] = _passing(graph, stream, earlier, passed)
-                node.after = [*inside, *kept, *(replace(edge) for edge in causes[cause])]
+                node.after = [*inside, *kept, *(copy(edge) for edge in causes[cause])]
                 node.after += [] if node.after else [Edge(own[number - 1], "stream")]
                 for one in passed[place]:
                     graph.nodes[one].after.append(Edge(place, "stream"))
@@ -114,7 +114,7 @@ def _passing(
                     if before.why == "stream" and graph.nodes[before.node].kind == "comm"
                 ]
         else:
-            kept.append(replace(edge))
+            kept.append(copy(edge))
             ahead += [Edge(one, "stream") for one in passed.get(edge.node, ()) if one not in own]
     return kept, own
 
@@ -139,10 +139,10 @@ def _on_own_streams(graph: StepGraph, computing: set[tuple[int, int]]) -> None:
     before: dict[int, list[Edge]] = {}
     for place, node in enumerate(graph.nodes):
         passed = [edge for edge in node.after if edge.why == "stream" and edge.node in before]
-        lined_up = [replace(one) for edge in passed for one in before[edge.node]]
+        lined_up = [copy(one) for edge in passed for one in before[edge.node]]
         if _gathers(node) and (node.rank, node.lane) in computing:
             stream = [edge for edge in node.after if edge.why == "stream" and edge.node not in before]
-            before[place] = [*lined_up, *(replace(edge) for edge in stream)]
+            before[place] = [*lined_up, *(copy(edge) for edge in stream)]
             node.lane = lane
             for edge in stream:
                 if graph.nodes[edge.node].kind == "compute":
