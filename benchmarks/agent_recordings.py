@@ -311,7 +311,8 @@ def host_sync_timeline(_: str, directory: Path) -> None:
 
 
 def straggler_timeline(_: str, directory: Path) -> None:
-    """Writes timelines of two GPUs of which the first computes half as long again before each reduction."""
+    """Writes timelines of two GPUs of which the first computes half as long again before each reduction. Their hosts
+    wait for the device at the end of each step, as programs do that print the loss."""
     from tests.timeline import Timeline
 
     for rank in (0, 1):
@@ -320,12 +321,13 @@ def straggler_timeline(_: str, directory: Path) -> None:
             at, computed = 30_000 * number, 12_000 if rank else 18_000
             made.step(number, at, at + 30_000)
             made.operator("aten::mm", at + 50, at + 150)
-            made.kernel(at + 1000, at + 1000 + computed // 2, launch=at + 100)
+            made.kernel(at + 110, at + 110 + computed // 2, launch=at + 100)
             made.backward(at + 300, at + 600)
-            made.kernel(at + 1000 + computed // 2, at + 1000 + computed, launch=at + 400)
-            made.collective("all_reduce", at + 1000 + computed, at + 22_000, launch=at + 500)
+            made.kernel(at + 110 + computed // 2, at + 110 + computed, launch=at + 400)
+            made.collective("all_reduce", at + 110 + computed, at + 21_110, launch=at + 500)
             made.optimizer(at + 700, at + 900)
-            made.kernel(at + 22_010, at + 30_990, "multi_tensor_apply_kernel", launch=at + 800)
+            made.kernel(at + 21_120, at + 29_970, "multi_tensor_apply_kernel", launch=at + 800)
+            made.wait(at + 920, at + 29_980, "cudaDeviceSynchronize")
         made.write(directory / f"trace_rank{rank}.json.gz")
 
 

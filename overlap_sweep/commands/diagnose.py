@@ -109,7 +109,7 @@ def diagnose(
 
 def predicted_in_words(mend: Prediction) -> str:
     """Returns what a change is predicted to gain, in a sentence."""
-    low_us, high_us = ((mend.step_us - time_us) for time_us in (mend.high_us or 0.0, mend.low_us or 0.0))
+    low_us, high_us = mend.gain_low_us or 0.0, mend.gain_high_us or 0.0
     bound = " at most" if mend.status == "bound" else ""
     gains = "gains" if low_us > 0 or bound else "may gain"
     return (

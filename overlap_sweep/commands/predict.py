@@ -82,12 +82,11 @@ def predicted_rows(
 ) -> tuple[list[Row], list[str], list[str]]:
     """Returns the rows of PREDICTIONS, the names of the runs, and a sentence for each trace that cannot be read."""
     from overlap_sweep.commands.frames import find_traces
-    from overlap_sweep.predict.named import parsed
     from overlap_sweep.predict.predictions import predict as predictions
     from overlap_sweep.predict.runs import graphs
 
     for each in change:
-        parsed(each)
+        _check_known(each)
     traces, problems = find_traces(paths)
     runs = graphs(traces)
     other = None if against is None else _only(graphs(find_traces([against])[0]), against)
@@ -98,6 +97,26 @@ def predicted_rows(
         for one in predictions(graph, change)
     ]
     return rows, [name for name, _ in known], [*problems, *(problem for run in runs for problem in run.problems)]
+
+
+def _check_known(change: str) -> None:
+    """UserError if something in it is no change that is predicted; of a lever it says which change is like it."""
+    from overlap_sweep.levers import levers
+    from overlap_sweep.levers.programs import text
+    from overlap_sweep.predict.named import CHANGES, parsed, singles
+
+    predicted = {name: one.change or one.at_most for name, one in levers().items() if one.change or one.at_most}
+    for each in singles(change):
+        name, _, value = each.partition("=")
+        lever = None if name in CHANGES else levers().get(name)
+        if not lever:
+            continue
+        if name not in predicted:
+            raise UserError(f"What {name} gains is not predicted: leave it out, and measure that lever.")
+        instead = predicted[name].replace("{value}", value or text(lever.values[0]))
+        gains = "is predicted as" if lever.change else "gains at most what is predicted of"
+        raise UserError(f"{name} {gains} {instead}; give that instead.")
+    parsed(change, also=predicted)
 
 
 def rows_that_apply(paths: Sequence[Path]) -> tuple[list[Row], list[str]]:

@@ -254,8 +254,8 @@ def _exposed(row: JobRow) -> Iterator[Exposed]:
             advice=one.advice,
             change=mend.change if mend else "",
             gain_us=mend.gain_us if mend else None,
-            low_us=mend.step_us - mend.high_us if mend and mend.high_us is not None else None,
-            high_us=mend.step_us - mend.low_us if mend and mend.low_us is not None else None,
+            low_us=mend.gain_low_us if mend else None,
+            high_us=mend.gain_high_us if mend else None,
         )
 
 

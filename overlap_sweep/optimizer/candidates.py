@@ -239,10 +239,10 @@ def _pooled(several: Iterable[Prediction]) -> dict[str, Expected]:
     recordings: on a busy machine two of the same command may disagree by more than each says of itself."""
     found: dict[str, list[Expected]] = {}
     for one in several:
-        if one.gain_us is not None and one.low_us is not None and one.high_us is not None:
-            low, high = (1 - time_us / one.step_us for time_us in (one.high_us, one.low_us))
+        if one.gain_us is not None and one.gain_low_us is not None and one.gain_high_us is not None:
+            gain, low, high = (us / one.step_us for us in (one.gain_us, one.gain_low_us, one.gain_high_us))
             is_predicted = one.status == "predicted"
-            shares = Expected(one.gain_us / one.step_us, low, high, is_predicted=is_predicted, why=one.change)
+            shares = Expected(gain, low, high, is_predicted=is_predicted, why=one.change)
             found.setdefault(one.change, []).append(shares)
     return {
         change: msgspec.structs.replace(

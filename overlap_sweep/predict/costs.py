@@ -21,6 +21,9 @@ OTHER_SIZE = 1.5
 """Sizes whose ratio is smaller say nothing of latency."""
 
 
+SLOWEST_NS_PER_BYTE = 8.0
+"""Of a link of 1 Gbit/s. What a collective takes beyond that is latency, if smaller ones are not faster."""
+
 MOST_LATENCY = 0.5
 """Most of the time of a collective that is taken for latency."""
 
@@ -86,6 +89,10 @@ def cost_of(times_ns: Mapping[int, float]) -> Cost:
         (latency_ns, ns_per_byte), *_ = np.linalg.lstsq(columns, np.ones(len(times)), rcond=None)
         if latency_ns >= 0 and ns_per_byte > 0:
             return Cost(float(latency_ns), float(ns_per_byte))
+        if ns_per_byte <= 0:
+            usual_ns, largest_bytes = float(np.median(times)), float(sizes.max())
+            moving_ns = min(MOST_LATENCY * usual_ns, SLOWEST_NS_PER_BYTE * largest_bytes)
+            return Cost(usual_ns - moving_ns, moving_ns / largest_bytes)
     largest = int(np.argmax(sizes))
     latency_ns = min(LATENCY_NS, MOST_LATENCY * float(times[largest]))
     return Cost(latency_ns, (float(times[largest]) - latency_ns) / float(sizes[largest]))

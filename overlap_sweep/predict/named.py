@@ -157,13 +157,14 @@ def singles(change: str) -> list[str]:
     return [each.strip() for each in re.split(r"\+(?=[^+=]*=)", change)]
 
 
-def parsed(change: str) -> list[tuple[Change, str]]:
-    """Returns the single changes of `NAME=VALUE+NAME=VALUE`. UserError if one is unknown."""
+def parsed(change: str, also: Collection[str] = ()) -> list[tuple[Change, str]]:
+    """Returns the single changes of `NAME=VALUE+NAME=VALUE`. UserError if one is unknown. `also`: other names that may
+    have been meant."""
     found = []
     for each in singles(change):
         name, separator, value = each.partition("=")
         if name not in CHANGES:
-            near = nearest(name, [*CHANGES])
+            near = nearest(name, [*CHANGES, *also])
             mend = f"Did you mean {near}?" if near else f"Choose from {', '.join(CHANGES)}."
             raise UserError(f"Unknown change {name}. {mend}")
         if not separator or not value:

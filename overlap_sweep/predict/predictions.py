@@ -4,8 +4,8 @@ what becomes critical."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby, pairwise
 from math import prod
 from statistics import stdev
 from typing import Literal
@@ -42,6 +42,9 @@ MOST_POWER = 0.7
 LEAST = 0.001
 """Least change of a step, as a share of it, that is listed if no change is named."""
 
+OF_GPUS = ("cuda", "env", "host")
+"""Families of changes that a CPU knows nothing of: its streams, and a host that launches."""
+
 CRITICAL_FROM = 0.03
 """Least share of the critical path that is named."""
 
@@ -60,6 +63,8 @@ class Prediction(msgspec.Struct, kw_only=True):
     high_us: float | None = None
     gain_us: float | None = None
     """For the work of a recorded step: of a step with more samples, the time for as many as the recorded one has."""
+    gain_low_us: float | None = None
+    gain_high_us: float | None = None
     critical: str = ""
     """What then takes the step's time, as shares of the longest chain of what waits for each other."""
     reason: str
@@ -80,7 +85,24 @@ def predict(graph: StepGraph, wanted: Sequence[str] = ()) -> list[Prediction]:
         return [_predicted(graph, each) for each in wanted]
     found = [_predicted(graph, f"{name}={value}") for name, one in CHANGES.items() for value in one.values]
     told = [one for one in found if one.gain_us is not None and abs(one.gain_us) >= LEAST * one.step_us]
-    return sorted(told, key=lambda one: -(one.gain_us or 0.0))
+    return sorted(_without_equal(told), key=lambda one: -(one.gain_us or 0.0))
+
+
+def _without_equal(found: Iterable[Prediction]) -> Iterator[Prediction]:
+    """Yields the predictions, of one change's values that take equally long the first, which names the others."""
+    for _, same in groupby(found, key=lambda one: one.change.partition("=")[0]):
+        left = [*same]
+        while left:
+            first, *rest = left
+            equal = [one for one in rest if _gains_alike(one, first)]
+            left = [one for one in rest if one not in equal]
+            values = " and ".join(one.change.partition("=")[2] for one in equal)
+            reason = f"It takes as long with {values}. {first.reason}".strip() if equal else first.reason
+            yield msgspec.structs.replace(first, reason=reason)
+
+
+def _gains_alike(one: Prediction, other: Prediction) -> bool:
+    return abs((one.gain_us or 0.0) - (other.gain_us or 0.0)) < LEAST * one.step_us
 
 
 def _predicted(graph: StepGraph, change: str) -> Prediction:
@@ -105,13 +127,17 @@ def _predicted(graph: StepGraph, change: str) -> Prediction:
     low_us, high_us = min(*spread_us, predicted_us) - half_us, max(*spread_us, predicted_us) + half_us
     bounds = [one for one, _ in changes if one.is_bound]
     work = prod(number_of(value) for one, value in changes if one.is_batch)
+    low_us = max(low_us, 0.0)
+    most_us = None if any(one.is_open for one in bounds) else max(high_us, original_us if bounds else 0.0)
     found = Prediction(
         change=change,
         step_us=original_us,
         predicted_us=predicted_us,
-        low_us=max(low_us, 0.0),
-        high_us=None if any(one.is_open for one in bounds) else max(high_us, original_us if bounds else 0.0),
+        low_us=low_us,
+        high_us=most_us,
         gain_us=original_us - predicted_us / work,
+        gain_low_us=None if most_us is None else original_us - most_us / work,
+        gain_high_us=original_us - low_us / work,
         critical=critical_path(usual, times),
         reason="",
         status="bound" if bounds else "predicted",
@@ -126,6 +152,10 @@ def _predicted(graph: StepGraph, change: str) -> Prediction:
     if overlaps and graph.on_device and not any(graph.shows_contention):
         gpus = usual_contention(graph.device_name, graph.world_size).gpus
         notes.append(f"No GEMM ran beside communication: what that costs is taken from {gpus}.")
+    if graph.on_device and original_us > predicted_us and _launches_share(usual, times) >= HOST_BOUND:
+        notes.append(
+            "The host's launches are the limit then, which recording slows down: without the profiler it may gain more."
+        )
     notes = [*notes, *usual.notes, *_of_gain(found)]
     return msgspec.structs.replace(found, reason=" ".join(dict.fromkeys(notes)))
 
@@ -133,8 +163,8 @@ def _predicted(graph: StepGraph, change: str) -> Prediction:
 def _of_gain(found: Prediction) -> Iterator[str]:
     """Yields what to know of a gain: whether it may be nothing, and what it is of a step of more samples."""
     gain_us, predicted_us = found.gain_us or 0.0, (found.predicted_us or 0.0) / found.work
-    low_us, high_us = (found.low_us or 0.0) / found.work, (found.high_us or 0.0) / found.work
-    if found.status == "predicted" and abs(gain_us) >= LEAST * found.step_us and low_us <= found.step_us <= high_us:
+    is_doubtful = (found.gain_low_us or 0.0) <= 0 <= (found.gain_high_us or 0.0)
+    if found.status == "predicted" and abs(gain_us) >= LEAST * found.step_us and is_doubtful:
         yield f"It may {'gain' if gain_us > 0 else 'cost'} nothing."
     if found.work != 1:
         share = as_share(abs(gain_us) / found.step_us)
@@ -196,10 +226,14 @@ def _check_family(graph: StepGraph, family: str) -> None:
         raise CannotTell("No all-reduce of gradients was recorded.")
     if family == "fsdp2" and ("parameter", "all_gather") not in calls:
         raise CannotTell("No all-gather of parameters was recorded.")
+    if family in OF_GPUS and not graph.on_device:
+        raise CannotTell("It was recorded on a CPU.")
+    if family == "nccl" and not any(node.call and node.call.library == "nccl" for node in graph.nodes):
+        raise CannotTell("No collective of NCCL was recorded.")
 
 
 def _refuse_host_bound(graph: StepGraph) -> None:
-    share = once(graph, _launches_share)
+    share = once(graph, _recorded_launches_share)
     if share >= HOST_BOUND:
         raise CannotTell(
             f"{as_share(share)} of the recorded step is the host's launches, which recording slows down; "
@@ -207,8 +241,12 @@ def _refuse_host_bound(graph: StepGraph) -> None:
         )
 
 
-def _launches_share(graph: StepGraph) -> float:
-    return _critical_shares(graph, replay(graph)).get("launches", 0.0)
+def _recorded_launches_share(graph: StepGraph) -> float:
+    return _launches_share(graph, replay(graph))
+
+
+def _launches_share(graph: StepGraph, times: Replayed) -> float:
+    return _critical_shares(graph, times).get("launches", 0.0)
 
 
 def critical_path(graph: StepGraph, times: Replayed) -> str:

@@ -87,7 +87,10 @@ def drawn(paths: Sequence[Path], changes: Sequence[str]) -> Drawn | None:
         run = next((run for run in graphs(paths) if run.graph and run.graph.nodes), None)
         if not run or not run.graph:
             return None
-        told = {one.change: one for one in (*predict(run.graph), *(predict(run.graph, changes) if changes else ()))}
+        told = {one.change: one for one in predict(run.graph)}
+        for one in predict(run.graph, changes) if changes else ():
+            # Those that are listed anyway name values that take as long.
+            told.setdefault(one.change, one)
         ordered = sorted(told.values(), key=lambda one: float("inf") if one.gain_us is None else -one.gain_us)
         worth: dict[str, str] = {}
         for one in ordered:

@@ -20,14 +20,16 @@ PREDICTIONS: Table[Row] = Table(
             "Time of the step with the change; of a bound the least. Empty if it cannot be told.",
             "predicted us",
         ),
-        item("low_us", "Least time that the recording leaves open.", "low us"),
-        item("high_us", "Longest time that it leaves open; empty if nothing says how long.", "high us"),
+        item("low_us", "Least predicted_us that the recording leaves open.", "low us"),
+        item("high_us", "Longest that it leaves open; empty if nothing says how long.", "high us"),
         item(
             "gain_us",
             "step_us - predicted_us; with more samples in a step for as many as now.",
             "gain us",
             high_first=True,
         ),
+        item("gain_low_us", "Least gain_us that the recording leaves open; empty if nothing says how little."),
+        item("gain_high_us", "Largest gain_us that it leaves open."),
         _text("status", "predicted, bound or cannot tell.", "status"),
         _text(
             "critical",

@@ -145,6 +145,7 @@ def test_predictions_have_intervals_and_bounds_are_bounds(agent: Agent) -> None:
         gain, step_us, after = one["gain_us"], one["step_us"]["value"], one["predicted_us"]
         assert gain["low"] == pytest.approx(step_us - after["high"], abs=0.01 * step_us)
         assert one["status"] == gain["status"]
+    assert_sound(agent.call("predict", paths=FSDP, changes=["batch.times=2"]), 2)
     (unknown,) = agent.call("predict", paths=FSDP, changes=["ddp.bucket_cap_mb=25"])["changes"]
     assert unknown["status"] == "cannot tell"
     assert unknown["note"]

@@ -82,6 +82,22 @@ def test_a_recording_with_the_change_is_compared(recorded: Path) -> None:
             ["--change", "ddp.bucket_cap_mb"],
             "error: ddp.bucket_cap_mb is not NAME=VALUE, such as ddp.bucket_cap_mb=25.",
         ),
+        (
+            ["--change", "ddp.first_bucket_mb=1"],
+            "error: What ddp.first_bucket_mb gains is not predicted: leave it out, and measure that lever.",
+        ),
+        (
+            ["--change", "link.times=2+transformers.ddp_bucket_cap_mb=50"],
+            "error: transformers.ddp_bucket_cap_mb is predicted as ddp.bucket_cap_mb=50; give that instead.",
+        ),
+        (
+            ["--change", "loader.num_workers=4"],
+            "error: loader.num_workers gains at most what is predicted of loader.ready=true; give that instead.",
+        ),
+        (
+            ["--change", "loader.num_worker=4"],
+            "error: Unknown change loader.num_worker. Did you mean loader.num_workers?",
+        ),
         (["--against", "elsewhere"], "error: --against is a recording with a change made; name that with --change."),
     ],
 )

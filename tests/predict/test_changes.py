@@ -220,6 +220,10 @@ def test_the_gain_of_a_batch_is_for_equal_work(folder: Path) -> None:
     assert one.gain_us is not None
     assert one.predicted_us > one.step_us
     assert one.gain_us == pytest.approx(one.step_us - one.predicted_us / 8)
+    assert one.low_us is not None
+    assert one.high_us is not None
+    assert one.gain_low_us == pytest.approx(one.step_us - one.high_us / 8)
+    assert one.gain_high_us == pytest.approx(one.step_us - one.low_us / 8)
     assert one.reason == "A step of 8 times the samples: 5,057 us for as many as now, 77% less."
 
 

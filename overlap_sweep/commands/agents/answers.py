@@ -199,7 +199,11 @@ NOISE_OF = {
     "reference_value": "reference_noise",
 }
 """Columns with the half-width of another's interval."""
-ENDS_OF = {"ratio": ("ratio_low", "ratio_high"), "predicted_us": ("low_us", "high_us")}
+ENDS_OF = {
+    "ratio": ("ratio_low", "ratio_high"),
+    "predicted_us": ("low_us", "high_us"),
+    "gain_us": ("gain_low_us", "gain_high_us"),
+}
 """Columns with the ends of it."""
 COMPARING = {
     *("ratio", "none_ratio", "floor_ratio", "speedup", "gain", "difference", "difference_us", "hidden_fraction"),

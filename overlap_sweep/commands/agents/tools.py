@@ -116,8 +116,7 @@ def _median(samples_us: Sequence[float]) -> answers.Figure:
 
 
 def _gain(one: Prediction) -> answers.Figure:
-    low = None if one.high_us is None else one.step_us - one.high_us
-    return figure(one.gain_us, low, None if one.low_us is None else one.step_us - one.low_us, one.status)
+    return figure(one.gain_us, one.gain_low_us, one.gain_high_us, one.status)
 
 
 def predict(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 from math import ceil
@@ -42,12 +42,15 @@ def in_hooks(graph: StepGraph) -> None:
         at_the_end = made.launched_after[0] == made.producers[-1]
         return [float(node.bytes or 0) for node in (reversed(nodes) if at_the_end else nodes)]
 
-    _resum(graph, sizes)
+    if _resum(graph, sizes):
+        graph.notes.append(
+            "To write: all_reduce(async_op=True) in each parameter's register_post_accumulate_grad_hook()."
+        )
 
 
-def _resum(graph: StepGraph, sizes: Callable[[list[Node], _Made], list[float]]) -> None:
-    """Replaces the all-reduces of gradients by others, unless they are these already. `sizes`: returns theirs in bytes,
-    from the recorded ones of a backward pass."""
+def _resum(graph: StepGraph, sizes: Callable[[list[Node], _Made], list[float]]) -> bool:
+    """Replaces the all-reduces of gradients by others, and returns whether these are not there already. `sizes`:
+    returns theirs in bytes, from the recorded ones of a backward pass."""
     wanted: list[_Wanted] = []
     for (rank, step), own in _reductions(graph, ("all_reduce",)).items():
         for number, chosen in enumerate(_by_microbatch(graph, own)):
@@ -60,7 +63,7 @@ def _resum(graph: StepGraph, sizes: Callable[[list[Node], _Made], list[float]]) 
         raise CannotTell("No all-reduce of gradients was recorded.")
     if _are_there(graph, wanted):
         graph.notes.append("Gradients are summed so already: it changes nothing.")
-        return
+        return False
     costs = costs_of(graph.nodes)
     meetings: dict[tuple[int, int, int], int] = {}
     next_meeting = 1 + max((node.meeting for node in graph.nodes), default=0)
@@ -98,6 +101,7 @@ def _resum(graph: StepGraph, sizes: Callable[[list[Node], _Made], list[float]]) 
         _needed_after_backward(graph, hosts_and_kernels[first.rank], one.chosen)
         instead |= dict.fromkeys(one.chosen, new)
     remove(graph, instead)
+    return True
 
 
 def _are_there(graph: StepGraph, wanted: Sequence[_Wanted]) -> bool:
@@ -106,12 +110,7 @@ def _are_there(graph: StepGraph, wanted: Sequence[_Wanted]) -> bool:
     if not all(one.has_sizes(graph) for one in wanted):
         return False
     calls = {place for one in wanted for place in one.chosen}
-    other = {
-        place
-        for one in wanted
-        for place, (_, producer), recorded in zip(one.chosen, one.producers(), one.made.launched_after, strict=True)
-        if producer != recorded
-    }
+    other = {place for one in wanted for place in one.late()}
     for node in graph.nodes:
         if node.kind in ("compute", "sync") and node.pass_ == "bwd":
             other |= {edge.node for edge in node.after if edge.why != "queue" and edge.node in calls}
@@ -158,6 +157,13 @@ class _Wanted:
     def producers(self) -> list[tuple[float, int]]:
         """Returns for each new call its bytes and the computation that it comes after."""
         return [(size, self.made.after(until)) for size, until in zip(self.sizes, accumulate(self.sizes), strict=True)]
+
+    def late(self) -> Iterator[int]:
+        """Yields the calls that were launched after gradients were there. Of which of two multiplications in a row a
+        gradient comes cannot be seen: one more is not late."""
+        for place, (_, producer), recorded in zip(self.chosen, self.producers(), self.made.launched_after, strict=True):
+            if bisect(self.made.producers, recorded) > bisect(self.made.producers, producer) + 1:
+                yield place
 
     def has_sizes(self, graph: StepGraph) -> bool:
         """Returns whether the calls that were recorded have these sizes, in this order."""
