@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 from operator import itemgetter
 from pathlib import Path
 from statistics import median as median_of
@@ -21,6 +21,7 @@ from overlap_sweep.report.numbers import shortened
 from overlap_sweep.report.predictions import PREDICTIONS
 from overlap_sweep.report.table import PointRow, Row, Table, item
 from overlap_sweep.results.checks import check_place
+from overlap_sweep.results.run_directory import find_points
 from overlap_sweep.trace.kernel_classes import function_name
 
 if TYPE_CHECKING:
@@ -198,20 +199,33 @@ def read_diagnosis(
     return table.frame(rows)
 
 
-def diagnosed_rows(runs: Sequence[Run], by: str) -> tuple[Table[Row], list[Row], dict[str, dict[str, Prediction]]]:
-    """Returns the table of a diagnosis and its rows; and of findings by run and cause the change that is predicted to
-    mend it best."""
-    # Imported here, because numpy is only needed to read traces.
-    from overlap_sweep.predict.runs import mends_of
+def diagnosed_rows(runs: Sequence[Run], by: str) -> tuple[Table[Row], list[Row], dict[str, list[Prediction | None]]]:
+    """Returns the table of a diagnosis and its rows; and by run for each finding the change that mends it best."""
     from overlap_sweep.report.diagnosis import TABLE_BY
 
     table, rows_of = TABLE_BY[by]
     rows = rows_of(runs)
-    mends = {run.name: mends_of(run) for run in runs if run.found} if by == "finding" else {}
-    for row in rows if mends else ():
-        if mend := mends[row["run"]].get(row["cause"]):
+    mends = {run.name: _mends_of(run) for run in runs if run.found} if by == "finding" else {}
+    for row, mend in zip(rows, chain.from_iterable(mends.values()), strict=False):
+        if mend:
             row |= {"predicted_us": mend.gain_us, "change": mend.change}
     return table, rows, mends
+
+
+def _mends_of(run: Run) -> list[Prediction | None]:
+    """Returns for each finding the change that is predicted to gain most of those that its advice means; None if none
+    gains."""
+    # Imported here, because numpy is only needed to read traces.
+    from overlap_sweep.predict.named import that_mend
+    from overlap_sweep.predict.runs import predictions_of, readable
+
+    findings = run.found.diagnosis.findings if run.found else []
+    wanted = [that_mend([one.cause])[one.cause] if one.changes is None else one.changes for one in findings]
+    changes = list(dict.fromkeys(chain.from_iterable(wanted)))
+    known = predictions_of(readable(run), changes, run.seen) if changes else []
+    # The sort is stable: of equal gains the first that was named.
+    gaining = sorted((one for one in known if (one.gain_us or 0.0) > 0), key=lambda one: -(one.gain_us or 0.0))
+    return [next((one for one in gaining if one.change in own), None) for own in wanted]
 
 
 def read_prediction(*paths: Path | str, changes: Sequence[str] = ()) -> pd.DataFrame:
@@ -301,7 +315,9 @@ def find_traces(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
         refused = refused_links(path) if path.is_dir() else []
         problems += refused
         if not below and not refused:
-            problems.append(f"{path} holds no traces; give a directory with .json or .json.gz files of torch.profiler.")
+            give = "give a directory with .json or .json.gz files of torch.profiler"
+            give = "query reads the points that were measured there" if find_points(path) else give
+            problems.append(f"{path} holds no traces; {give}.")
         for one in below:
             found.setdefault(one.resolve(), one)
     return list(found.values()), problems
