@@ -79,6 +79,14 @@ def test_nothing_that_only_trains_is_advised_where_nothing_trains(cause):
             assert not ONLY_IN_TRAINING.search(advice_for(cause, {"no_training": "", name: "7"}).sentence), name
 
 
+def test_a_change_has_the_value_of_the_sentence() -> None:
+    advice = advice_for("issued_late", {"gradient": "", "ddp": "", "smaller": "9"})
+    assert "bucket_cap_mb=9)" in advice.sentence
+    assert advice.changes == ["ddp.bucket_cap_mb=9"]
+    assert advice_for("latency", {"gradient": "", "ddp": ""}).changes == ["ddp.bucket_cap_mb=25"]
+    assert advice_for("straggler", {"loads_longer": ""}).changes == ["loader.ready=true"]
+
+
 def test_values_in_use_are_not_advised() -> None:
     values = {mib: _values(mib, blocks=8) for mib in (1000.0, 25.0, 24.5, 1.0)}
     assert {mib: one["smaller"] for mib, one in values.items()} == {1000: "25", 25: "12", 24.5: "12", 1: "0.5"}

@@ -198,7 +198,7 @@ def case(name: str, made: Timeline, *words: str, without: str = "", **lost_us: f
     ("made", "words", "absent", "lost_us"),
     [
         case("the next kernel needs it", tensor_parallel(), dependency=400, without="*"),
-        case("a count that is gathered", count_that_is_gathered(), "next to nothing", dependency=400),
+        case("a count that is gathered", count_that_is_gathered(), "First record rank 1", dependency=400),
         case("it costs nothing", hidden(), none=0, without="*"),
         case("one bucket", data_parallel(4000, 3700), "AccumulateGrad", issued_late=800, without="*"),
         case("reduced during the backward pass", data_parallel(3000, 2600), none=0, without="*"),

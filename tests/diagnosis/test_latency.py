@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from overlap_sweep.diagnosis import as_share
+from overlap_sweep.diagnosis import advice_for, as_share
 from overlap_sweep.diagnosis.causes.latency import MANY
 from overlap_sweep.report.numbers import as_rate
 from tests.timeline import AUTOGRAD, Timeline, diagnosed, findings, one_step
@@ -38,7 +38,9 @@ def test_many_small_reductions_have_their_latency_once(tmp_path: Path) -> None:
     assert found["latency"].lost_us == pytest.approx(50 * (20 - SMALL * 2 / rate / 1000) * 49 / 50, abs=0.01)
     assert "50 calls of 2.0 KB per step, 20 us each" in found["latency"].evidence
     assert "one call instead of 50" in found["latency"].evidence
-    assert "torch.cat" in found["latency"].try_
+    assert "First record rank 1" in found["latency"].try_
+    assert (found["latency"].changes, found["latency"].cannot_tell) == ([], True)
+    assert "torch.cat" in advice_for("latency", {}).sentence
 
 
 @pytest.mark.parametrize(

@@ -158,4 +158,4 @@ def test_no_pipeline_schedule_is_advised_where_embeddings_are_exchanged(tmp_path
     line.backward(5100, 8000)
     (found, *_) = findings(tmp_path, line).values()
     assert (found.cause, found.collective) == ("dependency", "all_to_all")
-    assert "torchrec" in found.try_
+    assert "First record rank 1" in found.try_
