@@ -93,8 +93,7 @@ def diagnose(
     def show(console: Console) -> None:
         if by is Rows.finding:
             for name, found in diagnoses:
-                sentences = {cause: predicted_in_words(mend) for cause, mend in mends[name].items()}
-                print_diagnosis(found, console, sentences)
+                print_diagnosis(found, console, [predicted_in_words(mend) if mend else None for mend in mends[name]])
             return
         for run, same in groupby(rows, key=itemgetter("run")):
             own = list(same)

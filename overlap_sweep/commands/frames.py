@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 from operator import itemgetter
 from pathlib import Path
 from statistics import median as median_of
@@ -21,6 +21,7 @@ from overlap_sweep.report.numbers import shortened
 from overlap_sweep.report.predictions import PREDICTIONS
 from overlap_sweep.report.table import PointRow, Row, Table, item
 from overlap_sweep.results.checks import check_place
+from overlap_sweep.results.run_directory import find_points
 from overlap_sweep.trace.kernel_classes import function_name
 
 if TYPE_CHECKING:
@@ -198,9 +199,8 @@ def read_diagnosis(
     return table.frame(rows)
 
 
-def diagnosed_rows(runs: Sequence[Run], by: str) -> tuple[Table[Row], list[Row], dict[str, dict[str, Prediction]]]:
-    """Returns the table of a diagnosis and its rows; and of findings by run and cause the change that is predicted to
-    mend it best."""
+def diagnosed_rows(runs: Sequence[Run], by: str) -> tuple[Table[Row], list[Row], dict[str, list[Prediction | None]]]:
+    """Returns the table of a diagnosis and its rows; and by run for each finding the change that mends it best."""
     # Imported here, because numpy is only needed to read traces.
     from overlap_sweep.predict.runs import mends_of
     from overlap_sweep.report.diagnosis import TABLE_BY
@@ -208,8 +208,8 @@ def diagnosed_rows(runs: Sequence[Run], by: str) -> tuple[Table[Row], list[Row],
     table, rows_of = TABLE_BY[by]
     rows = rows_of(runs)
     mends = {run.name: mends_of(run) for run in runs if run.found} if by == "finding" else {}
-    for row in rows if mends else ():
-        if mend := mends[row["run"]].get(row["cause"]):
+    for row, mend in zip(rows, chain.from_iterable(mends.values()), strict=False):
+        if mend:
             row |= {"predicted_us": mend.gain_us, "change": mend.change}
     return table, rows, mends
 
@@ -302,10 +302,9 @@ def find_traces(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
         refused = refused_links(path) if path.is_dir() else []
         problems += refused
         if not below and not refused:
-            problems.append(
-                f"{path} holds no traces; give a directory with .json or .json.gz files of torch.profiler, or .sqlite "
-                "or .nsys-rep files of Nsight Systems."
-            )
+            give = "give a directory with torch.profiler's .json or .json.gz, or Nsight Systems' .sqlite or .nsys-rep"
+            give = "query reads the points that were measured there" if find_points(path) else give
+            problems.append(f"{path} holds no traces; {give}.")
         for one in below:
             found.setdefault(one.resolve(), one)
     return list(found.values()), problems

@@ -23,6 +23,7 @@ from overlap_sweep.report.table import Row, Table, item
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from overlap_sweep.diagnosis import Finding
     from overlap_sweep.results.points import Point
     from overlap_sweep.workloads import UsersCommand
 
@@ -75,8 +76,18 @@ class Target:
     about: list[str]
     """Sentences about what was found."""
     training: Training = field(default_factory=Training)
-    causes: list[str] = field(default_factory=list)
-    """Causes that its diagnosis finds, the most worthwhile first."""
+    findings: list[Finding] = field(default_factory=list)
+    """What its diagnosis finds, the most worthwhile first."""
+
+    @property
+    def causes(self) -> list[str]:
+        return list(dict.fromkeys(one.cause for one in self.findings))
+
+    def mended_by(self, lever: Lever) -> list[str]:
+        """Returns the causes that are found and that the lever can mend."""
+        own = (one for one in self.findings if one.cause in lever.causes)
+        there = (one.cause for one in own if one.cause != "host_sync" or re.search(lever.waits, one.evidence))
+        return list(dict.fromkeys(there))
 
 
 def levers(
@@ -128,7 +139,14 @@ def levers(
 def lever_rows(names: Sequence[str], for_: str | None) -> tuple[list[Row], Target | None]:
     """Returns the rows of the named levers, and the training that they are listed for, if any."""
     target = _target(for_) if for_ is not None else None
-    return [_row(name, lever, target) for name, lever in named(names).items()], target
+    rows = [_row(name, lever, target) for name, lever in named(names).items()]
+    if target and not names:
+        mended = {cause for row in rows if row["applies"] == "yes" for cause in str(row["mends"]).split(", ")}
+        advice = {one.cause: one.try_ for one in reversed(target.findings) if one.cause not in mended}
+        unmended = "no lever that applies for certain mends it; change the script, or what it runs on"
+        without = [f"{cause}: {unmended}. {advice[cause]}" for cause in advice]
+        target = replace(target, about=[*target.about, *without])
+    return rows, target
 
 
 def order_of(row: Row, target: Target | None) -> tuple[int, bool]:
@@ -185,7 +203,7 @@ def _row(name: str, lever: Lever, target: Target | None) -> Row:
         "default": None if lever.default is None else in_words([lever.default]),
         "results": lever.results,
         "causes": in_words(lever.causes),
-        "mends": in_words(cause for cause in target.causes if cause in lever.causes) if target else None,
+        "mends": in_words(target.mended_by(lever)) if target else None,
         "way": lever.way,
         "applies": target.training.applies(name, lever) if target else None,
         "write": lever.written(lever.values[0]),
@@ -231,9 +249,10 @@ def _of_traces(path: Path) -> Target:
     assert run.found
     facts = read_rank(next(file.path for file in run.files if not file.problem)).facts
     assert facts
-    causes = list(dict.fromkeys(one.cause for one in run.found.diagnosis.findings if one.cause != "none"))
-    training = Training(facts.libraries, on_cpu=not facts.on_device)
-    return Target([f"{run.name}: {', '.join(causes) or 'communication costs next to nothing'}."], training, causes)
+    findings = [one for one in run.found.diagnosis.findings if one.cause != "none"]
+    found = Target([], Training(facts.libraries, on_cpu=not facts.on_device), findings)
+    about = f"{run.name}: {', '.join(found.causes) or 'communication costs next to nothing'}."
+    return replace(found, about=[about])
 
 
 def _of_point(directory: Path) -> Target | None:

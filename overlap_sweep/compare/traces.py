@@ -131,6 +131,7 @@ class TraceComparison:
         return [part for part in self.parts if part.by == by]
 
 
+_PHASE = "fwd, bwd, recompute (part of bwd), or all (the whole iteration)."
 RATIO: Column = ratio_column("ratio", lambda match: match.ratio, "ratio", dropped=2)
 _WHO = (attribute("dataset", kind="text"), attribute("reference", kind="text"))
 QUANTITIES: Table[QuantityMatch] = Table(
@@ -139,7 +140,7 @@ QUANTITIES: Table[QuantityMatch] = Table(
     (
         *_WHO,
         attribute("rank", kind="count", header="rank"),
-        attribute("phase", kind="text", header="phase"),
+        attribute("phase", _PHASE, kind="text", header="phase"),
         attribute("quantity", kind="text", header="quantity"),
         attribute("reference_value", header="reference", show="{:,.6g}".format),
         attribute("value", header="value", show="{:,.6g}".format),
@@ -152,7 +153,10 @@ PARTS: Table[PartMatch] = Table(
     "one row per kernel class, kernel or stream, phase and dataset",
     (
         *_WHO,
-        *(attribute(name, kind="text") for name in ("phase", "by", "kind", "library")),
+        attribute("phase", _PHASE, kind="text"),
+        attribute("by", kind="text"),
+        attribute("kind", "Class of the kernels: gemm, comm, wait, compute or memory; empty for a stream.", "text"),
+        attribute("library", kind="text"),
         attribute("reference_busy_us", read="reference_value", header="reference us"),
         attribute("busy_us", read="value", header="busy us"),
         attribute("difference_us", read="difference", header="difference", show="{:+,.1f}".format),

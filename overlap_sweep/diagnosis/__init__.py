@@ -136,6 +136,10 @@ class Finding(msgspec.Struct, kw_only=True):
     """Module, annotation or operator that launched it."""
     evidence: str
     try_: str = msgspec.field(name="try", default="")
+    changes: list[str] | None = None
+    """As of Advice."""
+    cannot_tell: bool = False
+    """As of Advice."""
     waiting_us: float | None = None
     """Exposed time per step in which the calls waited for the last rank to start, median, of the rank that waits most.
     None if the cause is not about a collective, or if nobody knows when the last rank started."""
@@ -167,6 +171,8 @@ class Diagnosis(msgspec.Struct, kw_only=True):
     """Common name of the traces, with their directory."""
     ranks: list[int | None]
     world_size: int | None
+    device: str
+    """Name of the GPU, GPU if the traces do not name it, or CPU."""
     findings: list[Finding]
     """The most worthwhile first."""
     steps: list[StepLoss]
@@ -264,10 +270,18 @@ class Advice(msgspec.Struct, forbid_unknown_fields=True):
     when: list[str] = []
     try_: str = msgspec.field(name="try", default="")
     overlap: str = ""
+    changes: list[str] | None = None
+    """Those of `predict` that are what it says; None: all that mend the cause."""
+    cannot_tell: bool = False
+    """Whether the time may be lost to ranks that have no trace."""
 
     @property
     def sentence(self) -> str:
         return self.try_ or self.overlap
+
+
+MAY_BE_WAITING = frozenset({"dependency", "issued_late", "bandwidth", "latency"})
+"""Causes as which waiting for a rank without a trace may look."""
 
 
 @cache
@@ -276,8 +290,8 @@ def advice_by_cause() -> dict[str, list[Advice]]:
     return msgspec.yaml.decode(Path(__file__).with_name("advice.yaml").read_bytes(), type=dict[str, list[Advice]])
 
 
-def advice_for(cause: str, conditions: Mapping[str, str]) -> str:
-    """Returns the sentence with the setting to try. `conditions`: those that hold, each with its value if it has
+def advice_for(cause: str, conditions: Mapping[str, str]) -> Advice:
+    """Returns the advice on what to try, with values. `conditions`: those that hold, each with its value if it has
     one."""
     advice = next(
         one
@@ -287,4 +301,8 @@ def advice_for(cause: str, conditions: Mapping[str, str]) -> str:
     sentence = advice.sentence.format_map(conditions)
     if advice.overlap and "cpu" in conditions:
         sentence += " It gains time only if cores are free: gloo computes on those that GEMMs use."
-    return sentence
+    if cause in MAY_BE_WAITING and (missing := conditions.get("missing_ranks")):
+        sentence = f"Record {missing} as well, which may be what is late. If it is not: {sentence}"
+        return msgspec.structs.replace(advice, try_=sentence, changes=[], cannot_tell=True)
+    changes = None if advice.changes is None else [change.format_map(conditions) for change in advice.changes]
+    return msgspec.structs.replace(advice, try_=sentence, changes=changes)

@@ -11,7 +11,7 @@ from statistics import median
 
 import numpy as np
 
-from overlap_sweep.diagnosis import Loss, as_size, as_time, counted
+from overlap_sweep.diagnosis import Loss, as_size, as_time, counted, some_of
 from overlap_sweep.diagnosis.calls import Call
 from overlap_sweep.diagnosis.causes import CAUSES
 from overlap_sweep.diagnosis.collectives import element_bytes
@@ -228,6 +228,15 @@ def _fewer_blocks(basis: Basis) -> str:
     return f"{most // 2} or {most // 4}" if most >= 4 else ""
 
 
+def _missing_ranks(basis: Basis) -> str:
+    if basis.met_all:
+        return ""
+    groups = (basis.own.groups[call.group].ranks for call in basis.calls if call.group in basis.own.groups)
+    wanted = {rank for ranks in groups for rank in ranks} or {*range(basis.own.world_size or 0)}
+    missing = sorted(wanted - {view.facts.rank for view in basis.views})
+    return f"rank {some_of(missing)}" if missing else "the other ranks"
+
+
 def _busy_cores(basis: Basis) -> str:
     if basis.own.on_device or basis.cause not in ("dependency", "issued_late"):
         return ""
@@ -261,5 +270,7 @@ CONDITIONS: dict[str, Callable[[Basis], bool | str]] = {
     "larger": _larger_bucket,
     "fewer": _fewer_blocks,
     "busy_cores": _busy_cores,
+    # Waiting for them looks like what is found.
+    "missing_ranks": _missing_ranks,
 }
 """By name; a condition holds if it returns True, or a value for the sentence."""

@@ -89,6 +89,7 @@ def diagnosis_of(name: str, facts: Sequence[RankFacts], seen: Seen | None = None
         run=name,
         ranks=[own.rank for own in facts],
         world_size=max((own.world_size or 0 for own in facts), default=0) or None,
+        device=(facts[0].device_name or "GPU") if facts[0].on_device else "CPU",
         findings=listed,
         steps=every_step,
         notes=_notes(facts, listed),
@@ -221,6 +222,7 @@ def _finding(run: _Run, rank: int, kind: _Kind, losses: list[Loss]) -> Finding:
     )
     late = UNKNOWN_RANK if kind.about == IN_TURN else steady[0].late_rank
     group, collective, pass_ = kind.calls
+    advice = advice_for(kind.cause, conditions_of(basis))
     return Finding(
         cause=kind.cause,
         lost_us=round(lost_us, 3),
@@ -231,24 +233,33 @@ def _finding(run: _Run, rank: int, kind: _Kind, losses: list[Loss]) -> Finding:
         pass_=pass_,
         where=max(places, key=lambda place: places[place], default=""),
         evidence=f"{CAUSES[kind.cause].evidence(basis)}{basis.waiting_and_transfer}",
-        try_=advice_for(kind.cause, conditions_of(basis)),
+        try_=advice.sentence,
+        changes=advice.changes,
+        cannot_tell=advice.cannot_tell,
         waiting_us=None if waiting_us is None else round(waiting_us, 3),
         transfer_us=None if transfer_us is None else round(transfer_us, 3),
     )
 
 
-def nothing_lost(steps: Sequence[StepLoss]) -> Finding | None:
-    """Returns the finding that exposed communication costs next to nothing, as the mean of the ranks; None if it does
-    not."""
+def exposed_by_rank(steps: Sequence[StepLoss]) -> tuple[dict[int | None, float], float | None]:
+    """Returns exposed communication per steady step by rank, in microseconds, and its share of the step as the mean of
+    the ranks, None without steps."""
     by_rank: dict[int | None, list[StepLoss]] = defaultdict(list)
     for step in steps:
         if not step.startup:
             by_rank[step.rank].append(step)
     costs_us = {rank: median(step.exposed_comm_us for step in own) for rank, own in by_rank.items()}
     total_us = sum(median(step.step_us for step in own) for own in by_rank.values())
-    if not total_us or sum(costs_us.values()) / total_us >= NEGLIGIBLE:
+    return costs_us, sum(costs_us.values()) / total_us if total_us else None
+
+
+def nothing_lost(steps: Sequence[StepLoss]) -> Finding | None:
+    """Returns the finding that exposed communication costs next to nothing, as the mean of the ranks; None if it does
+    not."""
+    costs_us, share = exposed_by_rank(steps)
+    if share is None or share >= NEGLIGIBLE:
         return None
-    cost_us, share = sum(costs_us.values()) / len(costs_us), sum(costs_us.values()) / total_us
+    cost_us = sum(costs_us.values()) / len(costs_us)
     return Finding(
         cause="none",
         lost_us=round(cost_us, 3),
@@ -258,7 +269,7 @@ def nothing_lost(steps: Sequence[StepLoss]) -> Finding | None:
         collective="",
         where="",
         evidence=f"Exposed communication costs {cost_us:,.1f} us per step, {as_share(share)} of it.",
-        try_=advice_for("none", {}),
+        try_=advice_for("none", {}).sentence,
     )
 
 
@@ -268,7 +279,7 @@ def _notes(facts: Sequence[RankFacts], findings: Sequence[Finding]) -> list[str]
     if len(facts) == 1 and world_size > 1:
         notes.append(
             f"Only rank {facts[0].rank} of {world_size}: when the other ranks started is unknown, so waiting for them "
-            "counts as communication unless a call takes much longer than its size needs."
+            "counts as communication unless a call takes much longer than its size needs. Record all ranks."
         )
     if facts[0].on_device and any(finding.cause == "host_bound" for finding in findings):
         notes.append(RECORDING_SLOWS)

@@ -65,6 +65,7 @@ class Lever(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     results: Results
     causes: list[str] = []
     causes_of: dict[str, list[str]] = {}
+    waits: str = ""
     collectives: list[str] = []
     between_nodes: bool = False
     of: list[str] = []

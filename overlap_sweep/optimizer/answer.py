@@ -15,6 +15,7 @@ from overlap_sweep.levers.status import variables
 from overlap_sweep.optimizer import tuned_file
 from overlap_sweep.optimizer.candidates import Candidate
 from overlap_sweep.optimizer.record import OptimizeRecord
+from overlap_sweep.report.causes import diagnosed
 from overlap_sweep.report.numbers import as_duration, as_percent, counted, some_of
 from overlap_sweep.results.gain import NO_GAIN, Gain
 from overlap_sweep.results.measured import Scalar
@@ -243,7 +244,7 @@ def _trial(one: searched.Trial) -> Trial:
 def _exposed(row: JobRow) -> Iterator[Exposed]:
     """Yields the causes that are left with a setting, and the best change for each, from its traces."""
     causes = [one for one in row.causes if one.cause != "none"][:MOST_CAUSES]
-    predictions = _mends(row, [one.cause for one in causes])
+    predictions = _mends(row)
     for one in causes:
         mend = predictions.get(one.cause)
         yield Exposed(
@@ -259,14 +260,20 @@ def _exposed(row: JobRow) -> Iterator[Exposed]:
         )
 
 
-def _mends(row: JobRow, causes: Sequence[str]) -> dict[str, Prediction]:
+def _mends(row: JobRow) -> dict[str, Prediction]:
+    """Returns the best change for each cause that has one, from the setting's traces."""
     side = STUDY.side(row)
-    if side is None or not side.traces:
+    (run,) = diagnosed([side]) if side else [None]
+    if not run or not run.found:
         return {}
     # Imported here, because numpy is only needed to read traces.
-    from overlap_sweep.predict.runs import best_mends
+    from overlap_sweep.predict.runs import mends_of
 
-    return best_mends(side.traces, causes)
+    found: dict[str, Prediction] = {}
+    for finding, mend in zip(run.found.diagnosis.findings, mends_of(run), strict=True):
+        if mend:
+            found.setdefault(finding.cause, mend)
+    return found
 
 
 def in_lines(answer: Answer, report: Path) -> list[str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
@@ -117,24 +118,16 @@ def _kept(
     return found
 
 
-def mends_of(run: Run) -> dict[str, Prediction]:
-    """Returns by cause that was found in a run the change that is predicted to gain most of those that mend it."""
-    causes = dict.fromkeys(finding.cause for finding in run.found.diagnosis.findings) if run.found else {}
-    return best_mends(readable(run), causes, run.seen)
-
-
-def best_mends(paths: Sequence[Path], causes: Collection[str], seen: Seen | None = None) -> dict[str, Prediction]:
-    """Returns by cause the change that is predicted, from the traces of one run, to gain most of those that mend it;
-    nothing where none gains. `seen`: the ranks, if they are at hand."""
-    changes = that_mend(causes)
-    wanted = [change for own in changes.values() for change in own]
-    told = {one.change: one for one in predictions_of(paths, wanted, seen)} if wanted else {}
-    found = {}
-    for cause, own in changes.items():
-        known = [told[change] for change in own if change in told and (told[change].gain_us or 0.0) > 0]
-        if known:
-            found[cause] = max(known, key=lambda one: one.gain_us or 0.0)
-    return found
+def mends_of(run: Run) -> list[Prediction | None]:
+    """Returns for each finding of a run the change that is predicted to gain most of those that its advice means; None
+    where none gains."""
+    findings = run.found.diagnosis.findings if run.found else []
+    wanted = [that_mend([one.cause])[one.cause] if one.changes is None else one.changes for one in findings]
+    changes = list(dict.fromkeys(chain.from_iterable(wanted)))
+    known = predictions_of(readable(run), changes, run.seen) if changes else []
+    # The sort is stable: of equal gains the first that was named.
+    gaining = sorted((one for one in known if (one.gain_us or 0.0) > 0), key=lambda one: -(one.gain_us or 0.0))
+    return [next((one for one in gaining if one.change in own), None) for own in wanted]
 
 
 def readable(run: Run) -> list[Path]:

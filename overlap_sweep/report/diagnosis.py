@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import zip_longest
 from operator import attrgetter
 from statistics import median
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from overlap_sweep.diagnosis import Diagnosis, Finding, StepLoss, as_share
+from overlap_sweep.diagnosis import Diagnosis, Finding, StepLoss, as_share, some_of
 from overlap_sweep.diagnosis.causes import CAUSES_IN_WORDS
 from overlap_sweep.report.numbers import PASS_WORDS, as_count, as_percent, as_rate, as_us, counted
 from overlap_sweep.report.table import Column, PointRow, Row, Table, item, through
@@ -57,7 +57,11 @@ FINDINGS: Table[Row] = Table(
     "one row per finding, in each run the most worthwhile first",
     (
         RUN,
-        _text("cause", f"none (communication costs less than 2 % of the step), {CAUSES_IN_WORDS}.", "cause"),
+        _text(
+            "cause",
+            f"none (on average a rank exposes less than 2 % of the step), {CAUSES_IN_WORDS}.",
+            "cause",
+        ),
         item(
             "lost_us",
             "Time lost per step, median over the steps, of the rank that loses most: an upper bound of what fixing "
@@ -304,9 +308,11 @@ def headline(diagnosis: Diagnosis) -> str:
     }
     listed = ", ".join(f"{name} {_with_share(us, found.step_us)}" for name, us in parts.items() if us > 0)
     several = len(diagnosis.ranks) > 1
-    steps = f"{counted(found.num_steps, 'step')} of {as_us(found.step_us)} us"
+    steps = f"{counted(found.num_steps, 'step')} of {as_us(found.step_us)} us on {diagnosis.device}"
     who = f"{len(diagnosis.ranks)} ranks, {steps}. Rank {found.rank} loses most" if several else f"{steps}. Lost"
-    return f"{who}: {listed or 'nothing'}."
+    late = {one.rank for one in diagnosis.findings if one.cause == "straggler" and one.rank is not None}
+    waits = f" Others wait for rank {some_of(sorted(late))}." if late else ""
+    return f"{who}: {listed or 'nothing'}.{waits}"
 
 
 def title(finding: Finding) -> str:
@@ -327,8 +333,8 @@ def _with_share(time_us: float, step_us: float) -> str:
     return f"{as_us(time_us)} us ({as_share(time_us / step_us if step_us else 0.0)})"
 
 
-def print_diagnosis(found: Found, console: Console, predicted: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Prints what a run loses, then each finding with its evidence and what to try. `predicted`: by cause a sentence on
+def print_diagnosis(found: Found, console: Console, predicted: Sequence[str | None] = ()) -> None:
+    """Prints what a run loses, then each finding with its evidence and what to try. `predicted`: for each a sentence on
     what the change that mends it is predicted to gain."""
     from overlap_sweep.report.console import print_lines
 
@@ -336,13 +342,14 @@ def print_diagnosis(found: Found, console: Console, predicted: Mapping[str, str]
     console.print(f"\n{diagnosis.run}", style="bold")
     print_lines([headline(diagnosis), *filter(None, [between_nodes_in_a_sentence(found.node_times)])], console)
     tries: dict[str, int] = {}
-    said = dict(predicted)
-    for number, finding in enumerate(diagnosis.findings, 1):
+    said: dict[str | None, int] = {}
+    for number, (finding, gain) in enumerate(zip_longest(diagnosis.findings, predicted), 1):
         console.print()
         print_lines([f"{number}. {title(finding)}"], console, hanging=3)
         first = tries.setdefault(finding.try_, number)
         advice = finding.try_ if first == number else f"as for {first}."
-        lines = [finding.evidence, f"Try: {advice}" if finding.try_ else "", said.pop(finding.cause, "")]
+        new = gain if said.setdefault(gain, number) == number else None
+        lines = [finding.evidence, f"Try: {advice}" if finding.try_ else "", new]
         print_lines([*filter(None, lines)], console, indent=5, hanging=0)
 
 

@@ -109,6 +109,8 @@ class Answer:
     """The page's card if there are no cards; None: made of the sentences."""
     legend: str = ""
     """Explanation of the columns, below the table on the terminal."""
+    others: list[str] = field(default_factory=list)
+    """Sentences on how much each other row that could win differs from the answer; empty where a search says so."""
     brief: str = ""
     """Short title for links and lists of answers; empty: no links."""
     charts: list[Exhibit] = field(default_factory=list)

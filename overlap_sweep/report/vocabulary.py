@@ -152,7 +152,7 @@ _COMPARISONS = {
     "difference": "value - reference_value, in the quantity's unit.",
     "difference_us": "busy_us - reference_busy_us.",
     "ratio_noise": "Half-width of the 95 % confidence interval of the ratio.",
-    "change": "faster, slower, same, appeared or disappeared.",
+    "change": "faster or slower (in every iteration than in any of the reference), same, appeared or disappeared.",
     "driver": "Version of the GPU driver.",
     "torch": "Version of PyTorch.",
     "transformer_engine": "Version of Transformer Engine.",

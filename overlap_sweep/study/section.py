@@ -26,7 +26,7 @@ from overlap_sweep.study.effects import with_effects
 from overlap_sweep.study.equality import with_equality
 from overlap_sweep.study.exhibits import exhibits
 from overlap_sweep.study.predictions import in_words, with_predictions
-from overlap_sweep.study.words import card, cautions, sentences
+from overlap_sweep.study.words import card, cautions, others, sentences
 
 T = TypeVar("T")
 
@@ -243,6 +243,7 @@ def _answer(study: Study[C, R], analysis: CaseAnalysis[C, R], searches: Searches
             most_rows=MOST_ROWS,
         ),
         points=analysis.points,
+        others=others(analysis),
         brief=analysis.title,
         legend=study.legend_of(analysis),
         charts=exhibits(study, analysis, searches),

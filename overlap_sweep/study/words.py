@@ -1,12 +1,13 @@
 """The answer in words: headline, sentences and caveats of the settings of one case."""
 
 from collections.abc import Collection, Iterator
+from math import isnan
 
 from overlap_sweep.declared import TRAINS_DIFFERENTLY
 from overlap_sweep.report.numbers import as_sentence, some_of
 from overlap_sweep.report.section import Card
 from overlap_sweep.results.estimate import LEAST_RUNS
-from overlap_sweep.results.gain import nothing_beat
+from overlap_sweep.results.gain import gain_over, nothing_beat
 from overlap_sweep.results.provenance import recorded_warnings, slowed_gpus
 from overlap_sweep.study import C, CaseAnalysis, R, Study, effects, equality, predictions
 from overlap_sweep.study.analysis import wanted_runs
@@ -46,6 +47,15 @@ def sentences(study: Study[C, R], analysis: CaseAnalysis[C, R]) -> list[str]:
         *study.sentences(analysis),
         *predictions.scored(analysis),
     ]
+
+
+def others(analysis: CaseAnalysis[C, R]) -> list[str]:
+    """Returns how much each other setting differs from the best, a sentence each."""
+    best, rivals = analysis.best, [row for row in analysis.rows if row.may_win and row is not analysis.best]
+    if analysis.searched or not best.may_win:
+        return []
+    gains = ((row, gain_over(best.per(analysis.work), row.per(analysis.work), len(rivals))) for row in rivals)
+    return [f"{row.setting} is {gain.in_words(best.setting)}." for row, gain in gains if not isnan(gain.noise)]
 
 
 def card(study: Study[C, R], analysis: CaseAnalysis[C, R]) -> Card:

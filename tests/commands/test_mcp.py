@@ -85,7 +85,7 @@ def figures(answer: Any) -> Iterator[dict[str, Any]]:
         yield answer
     elif isinstance(answer, dict):
         for name, one in answer.items():
-            assert not isinstance(one, float) or name == "share_of_step", name
+            assert not isinstance(one, float) or name in ("share_of_step", "mean_exposed_share"), name
             yield from figures(one)
 
 
@@ -126,6 +126,10 @@ def test_a_diagnosis_is_the_commands_with_noise_and_status(agent: Agent) -> None
 def test_with_one_of_two_ranks_waiting_cannot_be_seen(agent: Agent) -> None:
     (run,) = agent.call("diagnose", paths=[str(TRACES / "h200x2_ddp_rank0.json.gz")])["runs"]
     assert (run["ranks_recorded"], run["ranks_of_run"]) == ([0], 2)
+    for one in run["findings"]:
+        if one["status"] == "cannot tell":
+            assert one["advice"].startswith("Record rank 1 as well")
+            assert one["change"] == ""
     assert {one["cause"]: one["status"] for one in run["findings"]} == {
         "host_bound": "measured",
         "host_sync": "measured",
@@ -157,7 +161,7 @@ def test_levers_for_the_found_cause_come_first_and_promise_nothing(agent: Agent)
     assert answer["gains"] == "cannot tell"
     assert answer["levers"][0]["mends"]
     assert all(not one["applies"].startswith("no") for one in answer["levers"])
-    assert len(answer["levers"]) == 10
+    assert all(one["mends"] for one in answer["levers"])
     every = agent.call("levers", applying_to=FSDP[0], full=True)["levers"]
     assert len(every) == len(answer["levers"]) + answer["more_levers"] + answer["do_not_apply"]
     (one,) = agent.call("levers", names=["ddp.bucket_cap_mb"])["levers"]
@@ -180,6 +184,7 @@ def test_points_come_with_what_the_analysis_concludes(agent: Agent) -> None:
     assert answer["more_rows"] == len(rows) - 3
     assert "noise_us" not in answer["columns"]
     assert answer["conclusions"][0]["sentences"]
+    assert isinstance(answer["conclusions"][0]["others"], list)
     (alone,) = agent.call("query", directory=directory, columns=["point"], limit=1)["rows"]
     assert [*alone] == ["point"]
     assert agent.call("query", directory=str(agent.folder / "jobs"), table="predictions")["rows"] == []
@@ -193,12 +198,19 @@ def test_equal_sweeps_tie_and_traces_of_one_run_each_cannot_tell(agent: Agent) -
         assert row["ratio"]["status"] == ("cannot tell" if row["verdict"] == "unknown" else "measured")
     assert answer["conclusions"][0]["sentences"]
     traces = agent.call("compare", paths=[f"a={FSDP[0]}", f"b={FSDP[1]}"], by="kernel", limit=2)
-    assert {row["ratio"]["status"] for row in traces["rows"]} == {"cannot tell"}
+    for row in traces["rows"]:
+        assert row["ratio"] is None or (row["ratio"]["status"] == "cannot tell") == (row["change"] == "same")
 
 
 def test_the_pages_are_searched_and_read(agent: Agent) -> None:
     (page,) = agent.call("docs", words="agents")["pages"]
     assert page["text"] == (ROOT / "docs" / "agents.md").read_text()
+    (first,) = agent.call("docs", words="diagnosis")["pages"]
+    whole = (ROOT / "docs" / "diagnosis.md").read_text()
+    assert first["read_on"] == f'docs(words="diagnosis", after={len(first["text"])})'
+    (second,) = agent.call("docs", words="diagnosis", after=len(first["text"]))["pages"]
+    assert second["text"].startswith("## ")
+    assert whole.startswith(first["text"] + second["text"])
     found = agent.call("docs", words="straggler late rank", limit=2)
     assert len(found["pages"]) == 2
     assert all("rank" in one["text"].lower() for one in found["pages"])
@@ -209,6 +221,7 @@ def test_the_pages_are_searched_and_read(agent: Agent) -> None:
     ("tool", "arguments", "said"),
     [
         ("diagnose", {"paths": ["nothing_here"]}, "nothing_here"),
+        ("diagnose", {"paths": ["jobs"]}, "query reads the points"),
         ("diagnose", {"paths": ["/etc"]}, "/etc is outside of"),
         ("predict", {"paths": FSDP, "changes": ["fsdp2.prefetchh=1"]}, "fsdp2.prefetch"),
         ("predict", {"paths": FSDP, "against": FSDP[0]}, "name that in changes"),
@@ -220,7 +233,7 @@ def test_the_pages_are_searched_and_read(agent: Agent) -> None:
         ("compare", {"paths": ["jobs", "later"], "by": "kernel"}, "choose one of point, slot"),
         ("optimize", {}, "Give the training command"),
         ("optimize", {"command": "torchrun 'train.py"}, "quote it"),
-        ("optimize", {"directory": "jobs"}, "nothing was measured there"),
+        ("optimize", {"directory": "jobs"}, "optimize did not run there"),
         ("optimize", {"command": "true", "options": ["--resume"]}, "no option KEY=VALUE"),
     ],
 )

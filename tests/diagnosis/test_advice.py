@@ -76,7 +76,15 @@ ONLY_WITH_OTHERS = {"end_of_step", "all_to_all", "between_nodes", "activations_b
 def test_nothing_that_only_trains_is_advised_where_nothing_trains(cause):
     for name in {"", *ANY_CAUSE, *CAUSES[cause].conditions} - TRAINING - ONLY_WITH_OTHERS:
         if name != "parameters_between_nodes":
-            assert not ONLY_IN_TRAINING.search(advice_for(cause, {"no_training": "", name: "7"})), name
+            assert not ONLY_IN_TRAINING.search(advice_for(cause, {"no_training": "", name: "7"}).sentence), name
+
+
+def test_a_change_has_the_value_of_the_sentence() -> None:
+    advice = advice_for("issued_late", {"gradient": "", "ddp": "", "smaller": "9"})
+    assert "bucket_cap_mb=9)" in advice.sentence
+    assert advice.changes == ["ddp.bucket_cap_mb=9"]
+    assert advice_for("latency", {"gradient": "", "ddp": ""}).changes == ["ddp.bucket_cap_mb=25"]
+    assert advice_for("straggler", {"loads_longer": ""}).changes == ["loader.ready=true"]
 
 
 def test_values_in_use_are_not_advised() -> None:

@@ -38,6 +38,8 @@ def test_many_small_reductions_have_their_latency_once(tmp_path: Path) -> None:
     assert found["latency"].lost_us == pytest.approx(50 * (20 - SMALL * 2 / rate / 1000) * 49 / 50, abs=0.01)
     assert "50 calls of 2.0 KB per step, 20 us each" in found["latency"].evidence
     assert "one call instead of 50" in found["latency"].evidence
+    assert found["latency"].try_.startswith("Record rank 1 as well, which may be what is late. If it is not: ")
+    assert (found["latency"].changes, found["latency"].cannot_tell) == ([], True)
     assert "torch.cat" in found["latency"].try_
 
 

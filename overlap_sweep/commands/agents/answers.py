@@ -42,6 +42,8 @@ class Conclusion(Answered):
 
     about: str
     sentences: list[str]
+    others: list[str]
+    """How much each other setting that could win differs from the chosen one, with the interval of the difference."""
     cautions: list[str]
     """What to know before believing it."""
 
@@ -51,19 +53,20 @@ class CauseAnswer(Answered):
 
     cause: str
     status: Status
-    """cannot tell: traces of ranks are missing, so that waiting for them looks like slow communication."""
+    """Of the cause itself: measured if the recording shows it; cannot tell if traces of ranks are missing, so that
+    waiting for them looks the same. What it may gain is a bound even if it is measured."""
     may_gain_us: Figure
     """Per step, of fixing this cause alone: a bound. Bounds of several causes do not add up."""
     share_of_step: float
-    """Of may_gain_us.value: at most."""
+    """may_gain_us.value over the median step of the rank that loses it, which is not always the rank of step_us."""
     rank: int | None
     """Rank that loses most; of a straggler the late one."""
     where: str
     evidence: str
     advice: str
     change: str
-    """The change that mends it best by prediction; empty if none is known. `levers` says whether it can be made without
-    the script."""
+    """The change of `predict` that the advice means, and that gains most; empty if none is known to gain. `levers` says
+    whether it can be made without the script."""
     predicted_gain_us: Figure | None
 
 
@@ -71,9 +74,14 @@ class DiagnosedRun(Answered):
     run: str
     ranks_recorded: list[int | None]
     ranks_of_run: int | None
+    device: str
+    """Name of the GPU, GPU if the traces do not name it, or CPU: then ranks use gloo, and may share cores."""
     step_us: Figure
+    """Median step of the rank that loses most."""
     exposed_comm_us: Figure
-    """Per step, of the rank that loses most, while nothing computes."""
+    """Per step, of that rank, while nothing computes."""
+    mean_exposed_share: float | None
+    """The same as a share of the step, as the mean of all ranks: below 0.02 the finding is `none`."""
     summary: str
     findings: list[CauseAnswer]
     """The most worthwhile first."""
@@ -81,10 +89,10 @@ class DiagnosedRun(Answered):
 
 
 class DiagnoseAnswer(Answered):
+    notes: list[str]
+    """What was left out or is unknown, such as ranks to record as well: read it first."""
     runs: list[DiagnosedRun]
     more_runs: int
-    notes: list[str]
-    """What was left out or is unknown."""
 
 
 class ChangeAnswer(Answered):
@@ -117,7 +125,9 @@ class LeversAnswer(Answered):
     gains: Status
     """cannot tell: a lever that can mend a cause may gain nothing here; `predict` and `optimize` say more."""
     levers: list[dict[str, str]]
+    """Of a training with a trace those that mend a cause that was found in it."""
     more_levers: int
+    """Further ones that may apply; most of them mend nothing that was found."""
     do_not_apply: int
     """Further ones that do not apply to the training; `full` has them with the reason."""
 
@@ -138,6 +148,8 @@ class Passage(Answered):
     heading: str
     text: str
     more_characters: int
+    read_on: str
+    """The call that has the rest; empty if this is all."""
 
 
 class DocsAnswer(Answered):
@@ -210,6 +222,7 @@ COMPARING = {
     *("saved_us", "chunk_gain", "over_bound", "error_share"),
 }
 """Columns that compare two times: without their noise one cannot tell whether these differ."""
+DECIDED = {"faster", "slower", "better", "worse", "appeared", "disappeared"}
 PREDICTED, BOUNDS = {"predicted_us", "predicted_speedup", "gain_us"}, {"lost_us", "share", "main_cause_share"}
 
 
@@ -240,7 +253,8 @@ def _status(column: str, row: Mapping[str, Any], *, is_known: bool) -> Status:
         return status
     if column in BOUNDS:
         return "bound"
-    decided = row.get("verdict") in ("faster", "slower", "same", "better", "worse")
+    # Of traces: beyond what iterations differ by. Where these overlap, nothing follows from the ratio.
+    decided = row.get("verdict") == "same" or {row.get("verdict"), row.get("change")} & DECIDED
     unsure = column in COMPARING and not is_known and not decided
     return "cannot tell" if unsure or row.get("verdict") == "unknown" or row.get("launch_bound") else "measured"
 

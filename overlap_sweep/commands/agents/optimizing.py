@@ -120,7 +120,8 @@ def _answer(place: Path, typed: str, wait_s: float) -> answers.OptimizeAnswer:
         log = place / LOG
         printed = log.read_text(errors="replace").splitlines() if log.exists() else []
         wrong = [line.removeprefix("error: ") for line in printed if line.startswith("error: ")]
-        raise UserError(wrong[-1] if wrong else f"{place} has no {OptimizeRecord.FILE}: nothing was measured there.")
+        nothing = f"{place} has no {OptimizeRecord.FILE}: optimize did not run there; query reads a sweep's points."
+        raise UserError(wrong[-1] if wrong else nothing)
     return _read(place, state, typed)
 
 

@@ -27,9 +27,12 @@ def docs(
     pages = {path.stem: path.read_text() for path in sorted(docs_folder().glob("*.md"))}
     asked = words.strip().removesuffix(".md")
     if asked in pages:
-        text = pages[asked][after : after + WHOLE]
-        more = max(len(pages[asked]) - after - WHOLE, 0)
-        return DocsAnswer(pages=[Passage(page=asked, heading="", text=text, more_characters=more)], more_pages=0)
+        text = _whole_sections(pages[asked][after:])
+        end = after + len(text)
+        more = max(len(pages[asked]) - end, 0)
+        read_on = f'docs(words="{asked}", after={end})' if more else ""
+        page = Passage(page=asked, heading="", text=text, more_characters=more, read_on=read_on)
+        return DocsAnswer(pages=[page], more_pages=0)
     wanted = re.findall(r"[\w.]+", words.lower())
     ranked = sorted(
         (
@@ -45,12 +48,25 @@ def docs(
         raise UserError(f"No page of the documentation has any of these words: {words[:80]}. {hint}")
     return DocsAnswer(
         pages=[
-            Passage(page=page, heading=heading, text=text, more_characters=len(body) - len(text))
+            Passage(
+                page=page,
+                heading=heading,
+                text=text,
+                more_characters=len(body) - len(text),
+                read_on=f'docs(words="{page}")' if len(text) < len(body) else "",
+            )
             for _, page, heading, body in found[:limit]
             for text in [_excerpt(wanted, body)]
         ],
         more_pages=max(len(found) - limit, 0),
     )
+
+
+def _whole_sections(text: str) -> str:
+    """Returns as many sections from the beginning of a text as WHOLE characters hold; of a longer one its lines."""
+    if len(text) <= WHOLE:
+        return text
+    return text[: max(text.rfind("\n## ", 1, WHOLE), 0) or text.rfind("\n", 0, WHOLE)] + "\n"
 
 
 def _sections(text: str) -> list[tuple[str, str]]:

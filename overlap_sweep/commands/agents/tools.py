@@ -14,9 +14,10 @@ from overlap_sweep.commands import levers as listing
 from overlap_sweep.commands import predict as predicting
 from overlap_sweep.commands import query as querying
 from overlap_sweep.commands.agents import answers
-from overlap_sweep.commands.agents.answers import at_most, cells, figure, name, sentence
+from overlap_sweep.commands.agents.answers import at_most, cells, figure, name, rounded, sentence
 from overlap_sweep.commands.output import plain
 from overlap_sweep.config import AnalysisConfig
+from overlap_sweep.diagnosis.findings import exposed_by_rank
 from overlap_sweep.diagnosis.runs import Run
 from overlap_sweep.errors import UserError
 from overlap_sweep.predict.predictions import Prediction
@@ -71,21 +72,17 @@ def diagnose(access: Access, paths: Paths, limit: Limit = TOP, full: Full = Fals
     )
 
 
-def _diagnosed(run: Run, mends: dict[str, Prediction], most: int) -> answers.DiagnosedRun:
+def _diagnosed(run: Run, mends: Sequence[Prediction | None], most: int) -> answers.DiagnosedRun:
     assert run.found
     diagnosis, worst = run.found.diagnosis, lost(run.found.diagnosis)
     steps = [step for step in diagnosis.steps if worst and step.rank == worst.rank and not step.startup]
-    missing = bool(diagnosis.world_size and len(diagnosis.ranks) < diagnosis.world_size)
     findings = []
-    for one in diagnosis.findings[:most]:
-        mend = mends.get(one.cause)
+    for one, mend in zip(diagnosis.findings[:most], mends, strict=False):
         where = ", ".join(filter(None, map(name, (one.collective, one.process_group, one.pass_, one.where))))
-        # Waiting for a rank without a trace looks like slow communication.
-        hidden = missing and bool(one.collective or one.waiting_us is not None)
         findings.append(
             answers.CauseAnswer(
                 cause=one.cause,
-                status="cannot tell" if hidden else "measured",
+                status="cannot tell" if one.cannot_tell else "measured",
                 may_gain_us=at_most(one.lost_us),
                 share_of_step=round(one.share, 4),
                 rank=one.rank,
@@ -100,8 +97,10 @@ def _diagnosed(run: Run, mends: dict[str, Prediction], most: int) -> answers.Dia
         run=name(run.name),
         ranks_recorded=diagnosis.ranks,
         ranks_of_run=diagnosis.world_size,
+        device=name(diagnosis.device),
         step_us=_median([step.step_us for step in steps]),
         exposed_comm_us=_median([step.exposed_comm_us for step in steps]),
+        mean_exposed_share=rounded(exposed_by_rank(diagnosis.steps)[1]),
         summary=sentence(headline(diagnosis)),
         findings=findings,
         more_findings=max(len(diagnosis.findings) - most, 0),
@@ -176,13 +175,14 @@ def levers(
     rows, target = listing.lever_rows(names or [], applying_to)
     rows.sort(key=lambda row: listing.order_of(row, target))
     applying = [row for row in rows if not str(row["applies"]).startswith("no")]
-    shown = rows if full else applying[:limit]
+    is_traced = bool(target and target.training.libraries is not None and not names)
+    shown = rows if full else [row for row in applying if row["mends"] or not is_traced][:limit]
     return answers.LeversAnswer(
         about=list(map(sentence, target.about if target else [])),
         gains="cannot tell",
         # They are ours, and `write` may have several lines.
         levers=[{key: str(value) for key, value in row.items() if value not in (None, "")} for row in shown],
-        more_levers=0 if full else max(len(applying) - limit, 0),
+        more_levers=0 if full else len(applying) - len(shown),
         do_not_apply=0 if full else len(rows) - len(applying),
     )
 
@@ -254,6 +254,7 @@ def _conclusion(answer: Answer) -> answers.Conclusion:
     return answers.Conclusion(
         about=name(answer.title),
         sentences=list(map(sentence, (*answer.sentences, *cards))),
+        others=list(map(sentence, answer.others)),
         cautions=list(map(sentence, answer.cautions)),
     )
 
@@ -280,6 +281,6 @@ def compare(
     records = found.table.records(found.rows)
     if not records and found.problems:
         raise UserError(" ".join(found.problems))
-    conclusion = answers.Conclusion(about="all", sentences=list(map(sentence, found.headlines)), cautions=[])
+    conclusion = answers.Conclusion(about="all", sentences=list(map(sentence, found.headlines)), others=[], cautions=[])
     rows: list[dict[str, Any]] = [{key: plain(value) for key, value in row.items()} for row in records[:most]]
     return _rows(rows, columns, len(records) - len(rows), [conclusion], [*found.warnings, *found.problems])

@@ -15,7 +15,7 @@ def _declared() -> Iterator[Cause]:
         yield replace(cause, name=found.name)
 
 
-_NONE = Cause(order=0, name="none", meaning="communication costs less than 2 % of the step")
+_NONE = Cause(order=0, name="none", meaning="on average a rank exposes less than 2 % of the step")
 """That exposed communication costs next to nothing; `findings.py` says so."""
 
 CAUSES = {cause.name: cause for cause in sorted([_NONE, *_declared()], key=lambda cause: cause.order)}
