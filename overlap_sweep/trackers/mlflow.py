@@ -54,6 +54,8 @@ class Mlflow:
 
     @cached_property
     def _client(self) -> MlflowClient:
+        # It is sent when the package is imported, to its makers and not to the tracker.
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         from mlflow import MlflowClient
 
         # It has set its own level, at which it would report each table that it makes.
