@@ -75,9 +75,9 @@ def optimize(inputs: SearchInputs, levers: Sequence[str] = (), least: Allowed = 
         allow=allow,
         first_runs=[result.name for result in first],
     )
-    # For the answer, should the tuner be interrupted.
-    record.write(directory)
+    # For the answer, should the tuner be interrupted. Where the second is, so is the first.
     record_of(measurements, [Searching(space, measurements, share=1.0)]).write(directory)
+    record.write(directory)
     _add_files(found, left_out.not_here, recorded, first[0], measurements.budget, allow)
     tried = [one for one in found if allowed(one.needs, allow)]
     not_allowed = [one for one in found if one not in tried]

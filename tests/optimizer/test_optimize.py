@@ -34,7 +34,7 @@ def test_what_helps_is_found_proven_and_said(tmp_path: Path) -> None:
     by_settings = {tuple(one.settings.items()): one for one in answer.trials}
     assert by_settings[()].gain == 0
     # Slower steps are given up after a few.
-    assert "given up" in stderr or by_settings[("test.a_ms", 90),].step_us > 80_000  # type: ignore[operator]
+    assert "given up" in stderr or by_settings[("test.a_ms", 90),].gain < -0.5  # type: ignore[operator]
     assert "does not compute the same" in by_settings[("test.lr", 0.2),].note
     # What cannot apply costs no run.
     assert answer.left_out == {
