@@ -69,6 +69,7 @@ def norm(ran: Ran) -> list[str]:
     return re.findall(r"norm (.*)", ran.output)
 
 
+@pytest.mark.end_to_end
 @pytest.mark.parametrize(("kind", "values"), [("ddp", DDP), ("fsdp2", FSDP2)])
 def test_levers_are_in_force_and_so_are_their_lines(kind: str, values: dict[str, Value], tmp_path: Path) -> None:
     script = TRAINING.read_text()

@@ -192,6 +192,7 @@ def test_what_the_script_sets_itself(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.end_to_end
 @pytest.mark.parametrize(
     ("script", "ranks"), [(BARE, 1), (OWN, 1), (MICROBATCHES, 2)], ids=["bare", "own", "microbatches"]
 )
@@ -284,6 +285,7 @@ for step in range(16):
 """
 
 
+@pytest.mark.end_to_end
 def test_variables_that_the_command_sets_itself(tmp_path: Path) -> None:
     asked: dict[str, Value] = {"cuda.max_connections": 8}
 
