@@ -123,6 +123,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--only", default="", help="record these anew, where they are; commas between")
     given = parser.parse_args()
+    given.key.parent.mkdir(parents=True, exist_ok=True)
     names = [*KEY]
     random.Random(given.seed).shuffle(names)
     described = {}
