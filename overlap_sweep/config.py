@@ -210,7 +210,7 @@ class Search:
     """How often settings are measured whose times differ by less than the noise."""
     noise_goal: Annotated[float, Meta(ge=0.0, le=1.0)] | None = 0.01
     """workload.noise_goal of a search's points of operators: their repeats end early once the noise is below this
-    fraction. null: never."""
+    fraction, those of the baselines below 0.3 times it. null: never."""
     retry_wrong: bool = False
     """Also measure settings that are known to compute wrong numbers with the installed libraries, or did so before on
     an identical machine."""
@@ -226,7 +226,7 @@ class Tuner:
     """Number of combinations of settings to try on the whole layer before the proof. 0: none."""
     within: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.03
     """A setting is tried in a combination if it is slower than the best of its pass by at most this fraction."""
-    noise_goal: Annotated[float, Meta(ge=0.0, le=1.0)] | None = 0.003
+    noise_goal: Annotated[float, Meta(ge=0.0, le=1.0)] | None = 0.005
     """workload.noise_goal of the proof: its rounds end early once the noise of each ratio to no overlap is below this
     fraction. null: never."""
     prove: bool = True

@@ -8,7 +8,7 @@ turn is marked `late`. Whole training steps are timed between marks on their str
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import count
@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from overlap_sweep.measure import Ranks
-from overlap_sweep.measure.instruments import named, say_difference
+from overlap_sweep.measure.instruments import debugging, named, say_difference
 from overlap_sweep.results.measured import summarise as summarise
 
 Forward = Callable[[int], Any]
@@ -43,8 +43,15 @@ FIRST_SPIN_US = 2000.0
 """Shortest spin, in microseconds."""
 
 REST = 0.7
-"""Shortest spin / longest of the variants' last times on the GPU. With less rest GEMMs of milliseconds reach the GPU's
-power limit, and its clock moves: on an H100 passes of 5 ms then vary by 5 % from turn to turn, otherwise by 0.3 %."""
+"""Rest before a pass / longest of the variants' last times of that pass on the GPU. With less rest GEMMs of
+milliseconds reach the GPU's power limit, and its clock moves: on an H100 passes of 5 ms then vary by 5 % from turn to
+turn, otherwise by 0.3 %."""
+
+LONG_TURN_US = 20_000.0
+REST_OF_LONG_TURNS = 2.5
+"""The same where a turn's passes take longer than LONG_TURN_US together. A layer of Llama-3 70B, 34 ms on two H200s,
+relative to `none` then varies by 0.2 % from round to round; with REST by 0.6 %, and by 2 % where a turn begins with all
+of that rest."""
 
 STREAM_PRIORITY = {"normal": 0, "high": -1}
 """torch's stream priorities: lower runs first. Blocks of a high-priority kernel take free SMs before others."""
@@ -138,11 +145,12 @@ Clock = Callable[[Variant, int], Turn]
 Marks = dict[str, tuple[Mark, Mark]]
 
 
-def _marked(variant: Variant, repeat: int, device: torch.device, get_ready: Callable[[], None]) -> Marks:
-    """Runs the passes, each once the ranks are ready. Returns the marks before and behind each."""
+def _marked(variant: Variant, repeat: int, device: torch.device, get_ready: Callable[[str], None]) -> Marks:
+    """Runs the passes, each once the ranks are ready for the one of that name. Returns the marks before and behind
+    each."""
     marks, kept = {}, None
     for name, run in variant.passes():
-        get_ready()
+        get_ready(name)
         start = Mark(device)
         kept = run(repeat, kept)
         marks[name] = start, Mark(device)
@@ -157,7 +165,7 @@ def host_clock(ranks: Ranks) -> Clock:
     """Returns a clock by marks without anything enqueued ahead; every pass starts when all ranks are ready."""
 
     def turn(variant: Variant, repeat: int) -> Turn:
-        marks = _marked(variant, repeat, ranks.device, ranks.barrier)
+        marks = _marked(variant, repeat, ranks.device, lambda _: ranks.barrier())
         ranks.synchronize()
         return Turn(_us(marks), late=False)
 
@@ -169,23 +177,32 @@ def gpu_clock(ranks: Ranks) -> Clock:
     together."""
     # Only the last times of each variant count: the first run may include a second of compilation.
     last_enqueue_us: dict[Variant, float] = {}
-    last_gpu_us: dict[Variant, float] = {}
+    last_gpu_us: dict[str, dict[Variant, float]] = {}
 
     def turn(variant: Variant, repeat: int) -> Turn:
-        enqueuing_us = SPIN_MARGIN * max(last_enqueue_us.values(), default=0.0)
-        spin_us = max(FIRST_SPIN_US, enqueuing_us, REST * max(last_gpu_us.values(), default=0.0))
+        ahead_us = max(FIRST_SPIN_US, SPIN_MARGIN * max(last_enqueue_us.values(), default=0.0))
+        longest_us = {name: max(of_variants.values()) for name, of_variants in last_gpu_us.items()}
+        rest = REST_OF_LONG_TURNS if sum(longest_us.values()) > LONG_TURN_US else REST
+        first = next(variant.passes())[0]
+
+        def get_ready(name: str) -> None:
+            rest_us = rest * longest_us.get(name, 0.0)
+            spin(ranks, max(rest_us, ahead_us) if name == first else rest_us)
+            meet(ranks)
+
         ranks.barrier()
-        spin(ranks, spin_us)
         start_ns = time.perf_counter_ns()
-        marks = _marked(variant, repeat, ranks.device, lambda: meet(ranks))
+        marks = _marked(variant, repeat, ranks.device, get_ready)
         enqueue_us = (time.perf_counter_ns() - start_ns) / 1e3
         ranks.barrier()
         us = _us(marks)
-        late = enqueue_us > spin_us
+        late = enqueue_us > ahead_us
         # A GPU that waited for the host has rested. All ranks spin for the same time, or the first would wait for the
         # last inside its collective.
-        busy_us = 0.0 if late else sum(us.values())
-        last_enqueue_us[variant], last_gpu_us[variant] = ranks.slowest([enqueue_us, busy_us])
+        busy_us = [0.0 if late else one_us for one_us in us.values()]
+        last_enqueue_us[variant], *busy_us = ranks.slowest([enqueue_us, *busy_us])
+        for name, one_us in zip(us, busy_us, strict=True):
+            last_gpu_us.setdefault(name, {})[variant] = one_us
         return Turn(us, late)
 
     return turn
@@ -248,8 +265,7 @@ def time_variants(
     Turns are numbered consecutively, so that none finds its input in a cache where another variant has just read it.
     Collective over the ranks; with `ranks.world_size` 1 no other rank is waited for.
     """
-    ahead = ranks.device.type == "cuda" and not any(variant.waits for variant in variants.values())
-    clock = clock or (gpu_clock if ahead else host_clock)(ranks)
+    clock = clock or (gpu_clock if enqueues_ahead(variants.values(), ranks.device) else host_clock)(ranks)
     variants = {name: named(name, variant) for name, variant in variants.items()}
     names, number = list(variants), count()
     for _ in range(warmup):
@@ -265,6 +281,12 @@ def time_variants(
         if enough and LEAST_REPEATS <= done < repeats and done % EVERY == 0 and enough(_over_ranks(measured, ranks)):
             break
     return _over_ranks(measured, ranks)
+
+
+def enqueues_ahead(variants: Iterable[Variant], device: torch.device) -> bool:
+    """Returns whether the host can enqueue turns ahead of the device. A point that is debugged waits for each pass: it
+    would wait for the spin, too, and make the next one longer by that, until nothing is measured any more."""
+    return device.type == "cuda" and not debugging() and not any(variant.waits for variant in variants)
 
 
 def _take_turn(clock: Clock, variant: Variant, number: int) -> Turn:

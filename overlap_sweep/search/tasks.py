@@ -37,6 +37,9 @@ from overlap_sweep.workloads.operator.result import OperatorTimes
 SEARCHED = ("phase", "method", *space.KNOBS)
 """Keys that a search chooses; combinations of other keys' values are searched separately."""
 
+BASELINE_NOISE = 0.3
+"""Noise of an operator's baseline that is enough, over that of its settings, which are all compared with it."""
+
 
 Choices = Mapping[str, Sequence[KnobValue | None]]
 """Values of each key of SEARCHED, preferred ones first. None is the backend's default of a knob; `phase` has one
@@ -161,10 +164,10 @@ class Request:
         phases = {phase: slots[slot] for slot, phase in order.items() if slot in slots} or {"fprop": {"method": "none"}}
         more = [f"repetition={self.repetition}"] if self.repetition else []
         workload = self.task.point.workload
-        # Everything is compared with the baseline, so that is measured with all repeats.
-        if self.of_pass and self.task.noise_goal is not None:
-            more.append(f"{NOISE_GOAL}={self.task.noise_goal}")
-            workload = replace(workload, noise_goal=self.task.noise_goal)
+        if (goal := self.task.noise_goal) is not None:
+            goal = goal if self.of_pass else round(goal * BASELINE_NOISE, 6)
+            more.append(f"{NOISE_GOAL}={goal}")
+            workload = replace(workload, noise_goal=goal)
         point = replace(self.task.point, phases=phases, repetition=self.repetition, workload=workload)
         return Job([*self.task.overrides, f"phases={override_value(phases)}", *more], workloads.completed(point))
 
@@ -181,7 +184,7 @@ class Task:
     refused: Counter[str]
     """Numbers of invalid candidates, by reason."""
     noise_goal: float | None = None
-    """`workload.noise_goal` of its points, except the baseline."""
+    """`workload.noise_goal` of its points; that of the baseline is BASELINE_NOISE times it."""
     baseline: Result | None = None
     running: dict[str, Running] = field(default_factory=dict)
     counts: Counter[frozenset[tuple[str, Candidate]]] = field(default_factory=Counter)

@@ -1,6 +1,7 @@
 """What a debugged point prints, and what its passes are named."""
 
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -85,6 +86,17 @@ def test_where_nsys_records_torchs_profiler_does_not(tmp_path: Path, monkeypatch
     assert calls == ["step", "start", "step", "step", "stop"] * 2
     assert (profiled.active, profiled.traces) == ([1, 2, 4, 5], [])
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.gpu(count=1)
+def test_a_debugged_point_on_a_gpu_takes_no_longer_from_turn_to_turn(capsys: pytest.CaptureFixture[str]) -> None:
+    gpu = Ranks(0, 1, torch.device("cuda", 0))
+    matrix = torch.ones(64, 64, device="cuda")
+    began_s = time.perf_counter()
+    with instruments(Runtime(debug=True), gpu):
+        time_variants({"none": Variant(lambda _turn: matrix @ matrix)}, gpu, 2, 40)
+    assert capsys.readouterr().out.count("none fwd: ends") == 42
+    assert time.perf_counter() - began_s < 20
 
 
 @pytest.mark.gpu(count=1)

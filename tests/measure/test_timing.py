@@ -8,14 +8,19 @@ from typing import Any
 import pytest
 import torch
 
+from overlap_sweep.config import Runtime
 from overlap_sweep.measure import Ranks, timing
+from overlap_sweep.measure.instruments import instruments
 from overlap_sweep.measure.timing import (
     FIRST_SPIN_US,
+    LONG_TURN_US,
     REST,
+    REST_OF_LONG_TURNS,
     SPIN_MARGIN,
     Mark,
     Turn,
     Variant,
+    enqueues_ahead,
     gpu_clock,
     relative_error,
     summarise,
@@ -239,8 +244,8 @@ def test_passes_are_timed_by_the_gpus_clock_and_a_host_that_outlasts_the_spin_is
 
 def test_the_ranks_meet_on_the_gpu_before_each_pass_and_outside_of_its_time(stream: SimulatedStream) -> None:
     gpu(stream)(kernels(stream, 1.0), 0)
-    passes = ["meet", "mark", "fwd", "mark", "meet", "mark", "bwd", "mark"]
-    assert stream.calls == ["wait", "spin", *passes, "wait"]
+    passes = ["spin", "meet", "mark", "fwd", "mark", "spin", "meet", "mark", "bwd", "mark"]
+    assert stream.calls == ["wait", *passes, "wait"]
 
 
 def test_the_spin_outlasts_the_slowest_variant_of_the_slowest_rank_and_never_falls_below_the_first(
@@ -250,25 +255,43 @@ def test_the_spin_outlasts_the_slowest_variant_of_the_slowest_rank_and_never_fal
     for variant in (fast, slow, fast, slow):
         clock(variant, 0)
     # Of another rank it is slower yet.
-    stream.slowest_us = 30_000.0
+    stream.slowest_us = 9_000.0
     for variant in (slow, fast):
         clock(variant, 0)
-    spins_us = [FIRST_SPIN_US, FIRST_SPIN_US, *[SPIN_MARGIN * 8000.0] * 3, SPIN_MARGIN * 30_000.0]
-    assert stream.spins == spins_us
+    spins_us = [FIRST_SPIN_US, FIRST_SPIN_US, *[SPIN_MARGIN * 8000.0] * 3, SPIN_MARGIN * 9_000.0]
+    before_forward_us = stream.spins[::2]
+    assert before_forward_us == spins_us
 
 
-def test_the_gpu_rests_for_a_share_of_what_its_longest_variant_takes_unless_it_waited_for_the_host(
+def test_the_gpu_rests_before_each_pass_for_a_share_of_what_its_longest_takes_unless_it_waited_for_the_host(
     stream: SimulatedStream,
 ) -> None:
-    clock = gpu(stream)
-    long = Variant(lambda _repeat: stream.run(1, 1.0, 10_000.0))
-    waiting = Variant(lambda _repeat: stream.run(2, 1e6, 10_000.0))
-    for variant in (long, kernels(stream, 1.0), waiting, long):
+    def variant(launch_us: float, fwd_us: float, bwd_us: float) -> Variant:
+        return Variant(
+            lambda _repeat: stream.run(1, launch_us, fwd_us), lambda _repeat, _kept: stream.run(1, launch_us, bwd_us)
+        )
+
+    clock, short = gpu(stream), variant(1.0, 40.0, 80.0)
+    long, waiting = variant(1.0, 5_000.0, 10_000.0), variant(1e6, 5_000.0, 10_000.0)
+    for one in (long, short, waiting, long):
+        clock(one, 0)
+    rest_us = [REST * 5_000.0, REST * 10_000.0]
+    assert stream.spins[:6] == [FIRST_SPIN_US, 0.0, *rest_us, *rest_us]
+    assert stream.spins[6:] == [pytest.approx(SPIN_MARGIN * 2e6), rest_us[1]]
+    for _ in range(2):
+        clock(waiting, 0)
+    assert stream.spins[-2] == pytest.approx(SPIN_MARGIN * 2e6)
+
+
+def test_long_turns_get_more_rest(stream: SimulatedStream) -> None:
+    def both(us: float) -> Variant:
+        return Variant(lambda _repeat: stream.run(1, 1.0, us), lambda _repeat, _kept: stream.run(1, 1.0, us))
+
+    for us, rest in ((LONG_TURN_US / 2, REST), (LONG_TURN_US / 2 + 1.0, REST_OF_LONG_TURNS)):
+        clock, variant = gpu(stream), both(us)
         clock(variant, 0)
-    assert stream.spins == [FIRST_SPIN_US, REST * 10_000.0, REST * 10_000.0, SPIN_MARGIN * 2e6]
-    clock(waiting, 0)
-    clock(waiting, 0)
-    assert stream.spins[-1] == SPIN_MARGIN * 2e6
+        clock(variant, 1)
+        assert stream.spins[-2:] == [rest * us, rest * us]
 
 
 def test_a_variant_that_was_slow_once_is_not_waited_for_again(stream: SimulatedStream) -> None:
@@ -278,7 +301,16 @@ def test_a_variant_that_was_slow_once_is_not_waited_for_again(stream: SimulatedS
     for repeat in range(3):
         clock(compiling, repeat)
         clock(other, repeat)
-    assert [spin_us > 1e6 for spin_us in stream.spins] == [False, True, True, False, False, False]
+    assert [spin_us > 1e6 for spin_us in stream.spins[::2]] == [False, True, True, False, False, False]
+
+
+def test_nothing_is_enqueued_ahead_where_the_host_waits_or_a_debugged_point_waits_for_each_pass() -> None:
+    plain, gpu_0 = Variant(lambda _repeat: None), torch.device("cuda", 0)
+    assert enqueues_ahead([plain], gpu_0)
+    assert not enqueues_ahead([plain], ALONE.device)
+    assert not enqueues_ahead([plain, replace(plain, waits=True)], gpu_0)
+    with instruments(Runtime(debug=True), ALONE):
+        assert not enqueues_ahead([plain], gpu_0)
 
 
 def test_what_the_warm_up_enqueued_in_time_is_never_launch_bound_and_a_step_is_a_pass_of_its_own(

@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -6,9 +7,9 @@ import torch
 from torch import Tensor
 
 from overlap_sweep.measure import Ranks
-from overlap_sweep.measure.timing import Variant
+from overlap_sweep.measure.timing import Samples, Variant
 from overlap_sweep.overlap.models import LinearShape
-from overlap_sweep.workloads.operator.run import Bench, bench_for, draw_parameters
+from overlap_sweep.workloads.operator.run import Bench, bench_for, draw_parameters, enough_of_default
 from tests.make_point import operator_point
 
 CPU = torch.device("cpu")
@@ -61,6 +62,19 @@ def test_the_objective_is_the_whole_operator_whichever_passes_a_method_overlaps(
     # bulk overlaps backward alone: forward is that of no overlap, however it was measured beside it.
     assert objective_us({"fwd": 0.98, "bwd": 0.9}) == pytest.approx(100.0 + 180.0)
     assert objective_us({"fwd": 0.7, "bwd": 0.9}, **RING) == pytest.approx(70.0 + 180.0)
+
+
+def test_the_default_is_measured_until_its_time_is_known_however_slow_it_is() -> None:
+    def samples(*us: float) -> Samples:
+        return Samples({"fwd": [*us], "bwd": [*us]}, launch_bound=False)
+
+    point = operator_point()
+    none, steady, restless = samples(*[100.0] * 6), samples(*[150.0, 150.1] * 3), samples(*[150.0, 190.0] * 3)
+    assert enough_of_default(point) is None
+    enough = enough_of_default(replace(point, workload=replace(point.workload, noise_goal=0.01)))
+    assert enough
+    assert enough({"default": steady, "none": none})
+    assert not enough({"default": restless, "none": none})
 
 
 COLUMN = LinearShape("column", 8, 6, 16, 2)
