@@ -120,6 +120,15 @@ class RankFacts:
         return [step.number for step in self.steps if not step.startup]
 
     @cached_property
+    def step_starts_ns(self) -> list[int]:
+        return [step.start_ns for step in self.steps]
+
+    @cached_property
+    def waits_by_end(self) -> list[int]:
+        """Returns the indices of waits in the order of their ends, of equal ends the first wait last."""
+        return sorted(range(len(self.waits)), key=lambda i: (self.waits[i].end_ns, -i))
+
+    @cached_property
     def is_steady(self) -> NDArray[np.bool_]:
         """Returns a mask of the work in steps without start-up."""
         return np.isin(self.work.step, self.steady_steps)

@@ -4,6 +4,7 @@ wait first; and calls that were launched right after it, or that it lasted for."
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator
 from statistics import median
@@ -55,8 +56,9 @@ def _waited_through(time: ExposedTime) -> int | None:
 
 
 def _last_wait(view: RankView, moment_ns: int) -> int | None:
-    ended = [i for i, wait in enumerate(view.facts.waits) if wait.end_ns <= moment_ns]
-    return max(ended, key=lambda i: view.facts.waits[i].end_ns, default=None)
+    waits, order = view.facts.waits, view.facts.waits_by_end
+    ended = bisect_right(order, moment_ns, key=lambda i: waits[i].end_ns)
+    return order[ended - 1] if ended else None
 
 
 def idle_after_wait(time: IdleTime) -> Iterator[Loss]:
