@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from overlap_sweep.diagnosis import runs
-from overlap_sweep.diagnosis.runs import Run, diagnose, read_rank, read_runs
+from overlap_sweep.diagnosis import facts, runs
+from overlap_sweep.diagnosis.facts import read_rank
+from overlap_sweep.diagnosis.runs import Run, diagnose, read_runs
 from overlap_sweep.trace import files
 
 TRACES = Path(__file__).parent.parent / "data" / "traces"
@@ -29,11 +30,11 @@ def read_paths(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Which traces were read, in order."""
     paths: list[Path] = []
 
-    def noted(path: Path) -> runs.RankRead:
+    def noted(path: Path) -> facts.RankRead:
         paths.append(path)
         return read_rank(path)
 
-    monkeypatch.setattr(runs, "read_rank", noted)
+    monkeypatch.setattr(facts, "read_rank", noted)
     return paths
 
 
