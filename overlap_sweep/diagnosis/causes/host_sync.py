@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from statistics import median
 from typing import TYPE_CHECKING
 
-from overlap_sweep.diagnosis import END_OF_STEP, NEVER, UNBLOCKED_NS, Cause, Loss, Rule, as_time, counted
+from overlap_sweep.diagnosis import END_OF_STEP, NEVER, UNBLOCKED_NS, Cause, Loss, Rule, as_time, counted, once
 from overlap_sweep.diagnosis.causes.queue_order import queued_since
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def launched_after_wait(time: ExposedTime) -> Iterator[Loss]:
         yield Loss(time.rest_ns, wait=through, numbers={"through_ns": time.rest_ns})
         return
     in_time = time.facts.on_device and call.launch_ns != NEVER and call.start_ns - call.launch_ns <= COPIED_NS
-    if not in_time or time.blocks_backward or queued_since(time) is not None:
+    if not in_time or time.blocks_backward or once(time, queued_since) is not None:
         return
     since = max(time.ready_ns, hiding.last_launch_ns or time.ready_ns)
     waited_ns = view.computed_while_waiting_ns(since, call.launch_ns)
