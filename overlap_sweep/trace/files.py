@@ -269,11 +269,8 @@ def run_name(path: Path) -> str:
 
 def read_each(paths: Sequence[Path], reader: str, *arguments: bool | str) -> list[Any]:
     """Returns what the function named `reader`, as `module:function`, returns for each path and the arguments, of the
-    type that its annotation says, which msgspec encodes. It is imported here only once the other processes were
-    started, which import it, too.
-
-    The processes run this module instead of using multiprocessing, which would run the caller's main module again.
-    """
+    annotated type, which msgspec encodes. All processes import it at the same time. They run this module instead of
+    using multiprocessing, which would run the caller's main module again."""
     shares = _shares(paths, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     others = [_start(share, reader, arguments) for share in shares[1:]]
     read = pkgutil.resolve_name(reader)
