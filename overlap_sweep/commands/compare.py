@@ -156,7 +156,7 @@ def compare(
 
     # Before anything is printed: whoever reads that may stop, as `head` does.
     written = write_files(output, compared, frame, plots) if output else []
-    out.print_rows(frame, format, show)
+    out.print_rows(lambda: frame, format, show)
     if written:
         print_written(written, console_for(sys.stdout if format is out.TableFormat.table else sys.stderr))
         for warning in left_out(page=False, images=plots):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import cache, partial
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -88,7 +89,7 @@ def diagnose(
         output.print_warning(warning)
     table, rows, mends = diagnosed_rows(runs, by)
     diagnoses = [(run.name, run.found) for run in runs if run.found]
-    frame = table.frame(rows)
+    frame = cache(partial(table.frame, rows))
 
     def show(console: Console) -> None:
         if by is Rows.finding:
@@ -99,11 +100,13 @@ def diagnose(
             own = list(same)
             print_table(run, Listing(table, own).columns, own, console, group=itemgetter(GROUPED_BY[by]))
 
-    output.check_fail_if(fail_expressions, frame)
+    if fail_expressions:
+        output.check_fail_if(fail_expressions, frame())
     if diagnoses:
         output.print_rows(frame, format, show)
     output.fail_for(problems)
-    output.fail_if(fail_expressions, frame)
+    if fail_expressions:
+        output.fail_if(fail_expressions, frame())
 
 
 def predicted_in_words(mend: Prediction) -> str:

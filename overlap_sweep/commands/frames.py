@@ -14,8 +14,6 @@ from statistics import median as median_of
 from statistics import median_low
 from typing import TYPE_CHECKING, Literal
 
-from overlap_sweep import workloads
-from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.errors import UserError
 from overlap_sweep.report.numbers import shortened
 from overlap_sweep.report.predictions import PREDICTIONS
@@ -236,11 +234,15 @@ def _warn(sentences: Iterable[str]) -> None:
 
 def tables() -> dict[str, Table]:
     """Returns the tables of points of all workloads by name."""
+    from overlap_sweep import workloads
+
     return {table.name: table for table in (workloads.section_module(name).TABLE for name in workloads.names())}
 
 
 def point_rows(directory: Path, table: str | None) -> Rows:
     """Returns all rows of the named table; None: of the first workload that has points."""
+    from overlap_sweep import workloads
+    from overlap_sweep.config import AnalysisConfig
     from overlap_sweep.workloads import read_sources
 
     if table == PREDICTIONS.name:

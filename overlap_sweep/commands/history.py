@@ -51,6 +51,6 @@ def history(
         output.print_aside(f"None of the {len(table)} rows matches.")
     else:
         shown = [rows[i] for i in matching.index]
-        output.print_rows(matching, format, lambda console: print_history(shown, found.left_out, console))
+        output.print_rows(lambda: matching, format, lambda console: print_history(shown, found.left_out, console))
     output.fail_for(reading.problems)
     output.fail_if(fail_expressions, matching, "matching rows" if expression else "rows")

@@ -133,7 +133,7 @@ def levers(
         else:
             _print_list(rows, target, console)
 
-    output.print_rows(TABLE.frame(rows), format, show)
+    output.print_rows(lambda: TABLE.frame(rows), format, show)
 
 
 def lever_rows(names: Sequence[str], for_: str | None) -> tuple[list[Row], Target | None]:
@@ -237,7 +237,7 @@ def _target(given: str) -> Target:
 def _of_traces(path: Path) -> Target:
     """Returns what the traces of one run show. UserError if there are several runs."""
     from overlap_sweep.commands.frames import read_runs_of_nodes
-    from overlap_sweep.diagnosis.runs import read_rank
+    from overlap_sweep.diagnosis.facts import read_rank
 
     runs, problems, _ = read_runs_of_nodes([path], None)
     if problems and not any(run.found for run in runs):

@@ -75,15 +75,16 @@ def fail_if_option(example: str, matches: str = "any row") -> OptionInfo:
     return typer.Option("--fail-if", metavar="EXPRESSION", help=help)
 
 
-def print_rows(frame: pd.DataFrame, format: TableFormat, print_table: Callable[[Console], None]) -> None:
-    """Prints the rows to stdout, and nothing else: as `print_table` does, or in another format."""
+def print_rows(frame: Callable[[], pd.DataFrame], format: TableFormat, print_table: Callable[[Console], None]) -> None:
+    """Prints the rows to stdout, and nothing else: as `print_table` does, or in another format. Only that asks for the
+    frame: pandas takes longer to import than all else."""
     if format is TableFormat.csv:
-        sys.stdout.write(csv_of(frame))
+        sys.stdout.write(csv_of(frame()))
     elif format is TableFormat.json:
-        sys.stdout.write(as_json(frame) + "\n")
+        sys.stdout.write(as_json(frame()) + "\n")
     elif format is TableFormat.parquet:
         content = io.BytesIO()
-        frame.to_parquet(content, index=False)
+        frame().to_parquet(content, index=False)
         sys.stdout.buffer.write(content.getvalue())
         sys.stdout.buffer.flush()
     else:

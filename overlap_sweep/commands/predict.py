@@ -73,7 +73,7 @@ def predict(
                 console.print(f"{name}: no change that this program knows applies.", highlight=False)
 
     if names:
-        output.print_rows(PREDICTIONS.frame(rows), format, show)
+        output.print_rows(lambda: PREDICTIONS.frame(rows), format, show)
     output.fail_for(problems)
 
 

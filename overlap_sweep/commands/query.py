@@ -139,7 +139,7 @@ def query(
             number = counted(len(matching), "row")
             console.print(f"{len(shown)} of {number}" if len(shown) < len(matching) else number, style="dim")
 
-        output.print_rows(printed, format, show)
+        output.print_rows(lambda: printed, format, show)
     output.fail_for(found.problems, answered=not found.frame.empty)
     output.fail_if(fail_expressions, matching, "matching rows" if expression else "rows")
 

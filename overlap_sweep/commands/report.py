@@ -77,7 +77,7 @@ def report(
             written = write_reports(analysis, output or directory, with_plots=plots)
         except UserError as error:
             not_written.append(str(error))
-        out.print_rows(answers, format, lambda console: print_answers(analysis, console))
+        out.print_rows(lambda: answers, format, lambda console: print_answers(analysis, console))
     if written:
         console = console_for(sys.stdout if format is out.TableFormat.table else sys.stderr)
         print_written(written, console, analysis.sections)

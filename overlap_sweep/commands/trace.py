@@ -125,7 +125,7 @@ def trace(
 
     output.check_fail_if(fail_expressions, frame)
     if good:
-        output.print_rows(frame, format, show)
+        output.print_rows(lambda: frame, format, show)
     output.fail_for(problems)
     output.fail_if(fail_expressions, frame)
 

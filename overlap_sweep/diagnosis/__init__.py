@@ -196,8 +196,7 @@ class Why(NamedTuple):
         return Why(*(own + times * more for own, more in zip(self, other, strict=True)))
 
 
-@dataclass(frozen=True)
-class Loss:
+class Loss(msgspec.Struct, frozen=True):
     """Time lost in one step of one rank. Rules leave cause, call, step, work and role to `losses.py`. `call`, `wait`,
     `pause`, `stall` and `work` are indices into the rank's lists; work is what was late."""
 
@@ -216,9 +215,9 @@ class Loss:
     """Place of the loss; empty: where the call was launched."""
     late_rank: int = UNKNOWN_RANK
     """Index of the straggler that is waited for."""
-    why: Why = field(default_factory=Why)
+    why: Why = Why()
     """Times by which the straggler was late."""
-    numbers: dict[str, float] = field(default_factory=dict)
+    numbers: dict[str, float] = {}
     """Numbers that decided, by name, for the evidence."""
     makes_late: bool = False
     """Whether it does not count for a rank that is listed as a straggler, of which it is the reason."""

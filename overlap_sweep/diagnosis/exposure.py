@@ -2,7 +2,7 @@
 just before, or the communication that ended just before), and how much slower GEMMs are next to communication than
 alone."""
 
-from bisect import bisect
+from bisect import bisect, bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from overlap_sweep.diagnosis import LATENCY_NS, NEVER, UNBLOCKED_NS
+from overlap_sweep.diagnosis import LATENCY_NS, NEVER, UNBLOCKED_NS, once
 from overlap_sweep.diagnosis.facts import RankFacts
 from overlap_sweep.trace.intervals import Intervals, Measure, intervals_of, merge, places_by_value, subtract
 
@@ -41,8 +41,7 @@ class Exposed:
         return float(sum(end - start for start, end in self.pieces))
 
 
-@dataclass(frozen=True)
-class Late:
+class Late(NamedTuple):
     """Time in which nothing computed because the host had not launched anything."""
 
     start_ns: int
@@ -84,21 +83,29 @@ def exposure_of(facts: RankFacts) -> Exposure:
     gaps = subtract(merge(intervals_of(facts.steps)), compute.union)
     exposed: dict[int, Exposed] = {}
     reach = np.maximum.accumulate(ends) if len(ends) else ends
-    late: list[Late] = []
+    found: list[tuple[int, int, int]] = []
     # Calls that overlap a gap: sorted by start, those that may still run at `a`.
     firsts, beyonds = np.searchsorted(reach, gaps[:, 0], side="right"), np.searchsorted(starts, gaps[:, 1])
     afters = np.searchsorted(work.start_ns, gaps[:, 1])
-    columns = (gaps.tolist(), firsts.tolist(), beyonds.tolist(), afters.tolist())
-    for (a, b), first, beyond, after in zip(*columns, strict=True):
-        inside = [i for i in range(first, beyond) if ends[i] > a]
-        ended = after < len(work) and int(work.start_ns[after]) == b
-        for start, end, number in _one_gap(facts, exposed, busy, (a, b), inside, after if ended else None):
-            late += [
-                Late(one, other, max(0.0, other - one - busy.between(one, other)), number, comm.between(one, other))
-                for one, other in _by_step(facts, start, end)
-            ]
+    ended = np.append(work.start_ns, np.iinfo(np.int64).max)[afters] == gaps[:, 1]
+    launches = np.where(ended, np.append(work.launch_ns, NEVER)[afters], NEVER)
+    # Most gaps have no call, and neither was the host late: see `_one_gap`.
+    held_back = (launches == NEVER) | ((launches <= gaps[:, 0]) & facts.on_device)
+    chosen = np.flatnonzero((firsts < beyonds) | ~held_back)
+    columns = (column[chosen].tolist() for column in (gaps, firsts, beyonds, afters, ended))
+    ends_ns = ends.tolist()
+    for (a, b), first, beyond, after, is_ended in zip(*columns, strict=True):
+        inside = [i for i in range(first, beyond) if ends_ns[i] > a]
+        for start, end, number in _one_gap(facts, exposed, busy, (a, b), inside, after if is_ended else None):
+            found += [(one, other, number) for one, other in _by_step(facts, start, end)]
     loading = Measure(subtract(facts.loading, busy.union))
-    spans = intervals_of(late)
+    spans = np.array(found, np.int64).reshape(-1, 3)[:, :2]
+    idle_ns = np.maximum(spans[:, 1] - spans[:, 0] - busy.within(spans), 0.0)
+    times_ns = zip(idle_ns.tolist(), comm.within(spans).tolist(), strict=True)
+    late = [
+        Late(start, end, idle, number, beside)
+        for (start, end, number), (idle, beside) in zip(found, times_ns, strict=True)
+    ]
     in_time = Measure(subtract(gaps, merge(spans)))
     return Exposure(
         exposed=exposed,
@@ -174,13 +181,15 @@ def _blocking(
     if launch <= end:
         return last if b - launch > LATENCY_NS else None
     # The host itself may have waited for the communication.
-    waited = any(wait.start_ns < end and end - UNBLOCKED_NS <= wait.end_ns <= b for wait in facts.waits)
-    return last if waited else None
+    waits, order = facts.waits, facts.waits_by_end
+    first = bisect_left(order, end - UNBLOCKED_NS, key=lambda i: waits[i].end_ns)
+    beyond = bisect(order, b, key=lambda i: waits[i].end_ns)
+    return last if any(waits[i].start_ns < end for i in order[first:beyond]) else None
 
 
 def _by_step(facts: RankFacts, start: int, end: int) -> Iterator[tuple[int, int]]:
-    first, beyond = (bisect(facts.steps, moment, key=lambda step: step.start_ns) for moment in (start, end - 1))
-    return pairwise((start, *(step.start_ns for step in facts.steps[first:beyond]), end))
+    starts_ns = facts.step_starts_ns
+    return pairwise((start, *starts_ns[bisect(starts_ns, start) : bisect(starts_ns, end - 1)], end))
 
 
 def slowed_gemms(facts: RankFacts) -> Iterator[tuple[int, float, float]]:
@@ -257,7 +266,7 @@ class SlowedCall(NamedTuple):
 def slowed_calls(facts: RankFacts, gaps: Intervals, moving_ns: Sequence[float]) -> dict[int, SlowedCall]:
     """Returns what GEMMs lost next to each call. `gaps`: when nothing computes; `moving_ns`: by call, how long it ran
     without waiting, before its end."""
-    extra, alone = slowed_by_call(facts)
+    extra, alone = once(facts, slowed_by_call)
     ends_ns = intervals_of(facts.calls)[:, 1]
     hidden = _hidden_ns(np.stack((ends_ns - np.rint(moving_ns).astype(np.int64), ends_ns), axis=1), gaps)
     return {i: SlowedCall(float(extra[i]), float(alone[i]), float(hidden[i])) for i in np.flatnonzero(extra).tolist()}
@@ -267,7 +276,7 @@ def lost_of_hidden(facts: RankFacts, gaps: Intervals) -> float:
     """Returns what GEMMs lost next to communication, as a share of the time that computation hid. `gaps`: when nothing
     computes."""
     steady = np.isin([call.step for call in facts.calls], facts.steady_steps)
-    lost, _ = slowed_by_call(facts)
+    lost, _ = once(facts, slowed_by_call)
     hidden = _hidden_ns(intervals_of(facts.calls), gaps)[steady].sum()
     return float(lost[steady].sum() / hidden) if hidden > 0 else 0.0
 

@@ -6,8 +6,10 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
+from pathlib import Path
 from typing import Literal, get_args
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -28,6 +30,7 @@ from overlap_sweep.diagnosis.host import (
 )
 from overlap_sweep.trace.activity import COMPUTE, GEMM, MEMORY, Activity, activity_of, launches_of
 from overlap_sweep.trace.columns import Trace
+from overlap_sweep.trace.files import TraceFile, read_with_trace
 from overlap_sweep.trace.intervals import Intervals, merge, no_intervals
 from overlap_sweep.trace.iterations import IterationSpan, iteration_spans
 
@@ -120,6 +123,15 @@ class RankFacts:
         return [step.number for step in self.steps if not step.startup]
 
     @cached_property
+    def step_starts_ns(self) -> list[int]:
+        return [step.start_ns for step in self.steps]
+
+    @cached_property
+    def waits_by_end(self) -> list[int]:
+        """Returns the indices of waits in the order of their ends, of equal ends the first wait last."""
+        return sorted(range(len(self.waits)), key=lambda i: (self.waits[i].end_ns, -i))
+
+    @cached_property
     def is_steady(self) -> NDArray[np.bool_]:
         """Returns a mask of the work in steps without start-up."""
         return np.isin(self.work.step, self.steady_steps)
@@ -165,9 +177,24 @@ LIBRARIES = {
 }
 
 
-def facts_of(trace: Trace, startup: Collection[int] = ()) -> RankFacts:
-    """Returns the facts of a trace. `startup`: numbers of the steps that contain the profiler's start."""
-    activity = activity_of(trace)
+class RankRead(msgspec.Struct):
+    """What was read of one trace."""
+
+    file: TraceFile
+    facts: RankFacts | None
+    """None if there is a problem."""
+
+
+def read_rank(path: Path) -> RankRead:
+    """Reads a trace and returns its analysis and its facts, without the cache."""
+    file, trace, activity = read_with_trace(path, with_parts=False)
+    return RankRead(file, facts_of(trace, file.startup, activity) if trace else None)
+
+
+def facts_of(trace: Trace, startup: Collection[int] = (), activity: Activity | None = None) -> RankFacts:
+    """Returns the facts of a trace. `startup`: numbers of the steps that contain the profiler's start; `activity`: that
+    of the trace, if it is known."""
+    activity = activity or activity_of(trace)
     launch = launches_of(trace) if len(trace.device) else None
     computes = np.isin(activity.kind, (GEMM, COMPUTE))
     if launch is None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from overlap_sweep.diagnosis import (
@@ -20,14 +21,19 @@ from overlap_sweep.diagnosis import (
     StepLoss,
     advice_for,
     as_share,
+    some_of,
 )
 from overlap_sweep.diagnosis.basis import Basis, conditions_of
 from overlap_sweep.diagnosis.causes import CAUSES
 from overlap_sweep.diagnosis.causes.straggler import IN_TURN
 from overlap_sweep.diagnosis.facts import RankFacts
+from overlap_sweep.diagnosis.groups import GroupRow, GroupTotal, NodeTimes, group_rows, group_totals, node_times_of
 from overlap_sweep.diagnosis.lateness import Often, Share, by_root, often_of
 from overlap_sweep.diagnosis.losses import RankView, Seen, losses_of, seen_of
+from overlap_sweep.trace.files import TraceFile, rank_of
 from overlap_sweep.trace.intervals import Measure, intersect, merge, subtract
+
+RANKS_NAMED = 16
 
 _Calls = tuple[str, str, Pass]
 """Process group, collective and pass."""
@@ -51,6 +57,18 @@ class _Exposed:
     transfer_us: dict[int, float] = field(default_factory=lambda: defaultdict(float))
 
 
+class Found(msgspec.Struct):
+    """What was found in the traces of one run, which the cache keeps."""
+
+    diagnosis: Diagnosis
+    groups: list[GroupRow]
+    """Communication by process group, collective and size."""
+    totals: list[GroupTotal]
+    """The same by process group."""
+    node_times: NodeTimes | None
+    """Communication within and between nodes; None unless the run is known to have several."""
+
+
 @dataclass(frozen=True)
 class _Run:
     """What findings of all ranks share; lists by rank."""
@@ -61,6 +79,29 @@ class _Run:
     """The waiting of all ranks for ranks that are late in turn, by the rank that caused it."""
     exposed: list[dict[_Calls, _Exposed]]
     steady: list[list[StepLoss]]
+
+
+def found_of(
+    name: str, files: Sequence[TraceFile], facts: Sequence[RankFacts], seen: Seen, missing: Sequence[int]
+) -> Found:
+    """Returns what was found in the traces of one run. `missing`: ranks without a trace."""
+    diagnosis, rows = diagnosis_of(name, facts, seen), group_rows(facts, seen.met)
+    diagnosis.notes += _startup_notes(files)
+    if missing and len(facts) > 1:
+        # What a single rank cannot know, its diagnosis says.
+        ranks = some_of(missing, RANKS_NAMED)
+        diagnosis.notes.append(f"No trace of rank {ranks}: whether the other ranks wait for it is unknown.")
+    return Found(diagnosis, rows, group_totals(facts, seen.met), node_times_of(facts, rows))
+
+
+def _startup_notes(files: Sequence[TraceFile]) -> list[str]:
+    ranks: dict[str, list[str]] = {}
+    for file in files:
+        if file.startup:
+            rank = rank_of(file)
+            ranks.setdefault(some_of(file.startup, RANKS_NAMED), []).append("" if rank is None else str(rank))
+    where = {steps: f" on rank {some_of(own, RANKS_NAMED)}" if any(own) else "" for steps, own in ranks.items()}
+    return [f"Step {steps} left out: it contains the profiler's start{on_rank}." for steps, on_rank in where.items()]
 
 
 def diagnosis_of(name: str, facts: Sequence[RankFacts], seen: Seen | None = None) -> Diagnosis:

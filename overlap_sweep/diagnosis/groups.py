@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 import msgspec
 
-from overlap_sweep.diagnosis import Pass
+from overlap_sweep.diagnosis import Pass, once
 from overlap_sweep.diagnosis.arrivals import MEETING, Arrivals
 from overlap_sweep.diagnosis.calls import Call
 from overlap_sweep.diagnosis.collectives import Group, type_of
@@ -227,7 +227,7 @@ class NodeTimes(msgspec.Struct, kw_only=True):
 def _times_by(rank: RankFacts, key_of: Callable[[Call], Key]) -> defaultdict[Key, list[tuple[int, int]]]:
     """Returns, for each kind of calls, how long they took in each step that counts, and the part of it in which nothing
     computed, in nanoseconds. Calls at the same time count once."""
-    compute, counted = Measure(rank.work.intervals), [step.number for step in _counted_steps(rank)]
+    compute, counted = Measure(rank.work.intervals), dict.fromkeys(step.number for step in _counted_steps(rank))
     calls: dict[Key, dict[int, list[Call]]] = defaultdict(lambda: {number: [] for number in counted})
     for call in rank.calls:
         if call.step in counted:
@@ -261,7 +261,7 @@ def group_totals(facts: Sequence[RankFacts], arrived: Arrivals) -> list[GroupTot
 def group_rows(facts: Sequence[RankFacts], arrived: Arrivals) -> list[GroupRow]:
     """Returns a row for each process group, collective, type, size and pass; what costs most first."""
     times = [_times_by(rank, partial(_kind, facts, arrived, number)) for number, rank in enumerate(facts)]
-    slowed = [slowed_by_call(rank) for rank in facts]
+    slowed = [once(rank, slowed_by_call) for rank in facts]
     rows = []
     for one in alike_calls(facts, arrived):
         lost_ns, alone_ns = (

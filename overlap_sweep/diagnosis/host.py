@@ -59,12 +59,13 @@ class Nested:
 def _parents(starts: list[int], ends: list[int]) -> list[int]:
     """Returns the index of the range around each range, or -1."""
     parents: list[int] = []
-    open_: list[int] = []
+    # At -1, around all ranges, is one that never ends.
+    ends, around = [*ends, sys.maxsize], -1
     for i, start in enumerate(starts):
-        while open_ and ends[open_[-1]] <= start:
-            open_.pop()
-        parents.append(open_[-1] if open_ else -1)
-        open_.append(i)
+        while ends[around] <= start:
+            around = parents[around]
+        parents.append(around)
+        around = i
     return parents
 
 

@@ -5,11 +5,12 @@ Each nanosecond is given to one cause, but for what `dependency` and `issued_lat
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, TypeVar
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from overlap_sweep.diagnosis import NEVER, TOGETHER_NS, UNKNOWN_RANK, Loss, Role, Rule, once
@@ -147,7 +148,7 @@ class RankView:
         """Returns the step that a gap in the computation belongs to, given its end: that in which it is, even if the
         next one's first kernel ends it."""
         steps = self.facts.steps
-        place = bisect_left(steps, gap_end_ns, key=lambda step: step.start_ns) - 1
+        place = bisect_left(self.facts.step_starts_ns, gap_end_ns) - 1
         return steps[place].number if place >= 0 and gap_end_ns <= steps[place].end_ns else NO_ITERATION
 
     def computed_while_waiting_ns(self, start_ns: int, end_ns: int) -> float:
@@ -279,6 +280,8 @@ class IdleTime:
     """Part without a cause so far."""
     loading_ns: float
     """Part in which the host waited for a DataLoader's next batch."""
+    pauses: range
+    """The host's pauses in it, as indices."""
     waited_ns: list[tuple[int, float]]
     """Waits of the host before, as indices, each with the part of its time to which nothing was lost yet."""
 
@@ -328,12 +331,14 @@ def _of_idle_time(view: RankView) -> Iterator[Loss]:
     waits = view.facts.waits
     to_come = sorted(range(len(waits)), key=lambda i: waits[i].end_ns)[::-1]
     waited_ns: list[tuple[int, float]] = []
-    for late, loading_ns in zip(view.exposure.late, view.exposure.loading_ns.tolist(), strict=True):
+    spans, pauses = intervals_of(view.exposure.late), intervals_of(view.facts.pauses)
+    paused = map(range, pauses[:, 1].searchsorted(spans[:, 0], "right"), pauses[:, 0].searchsorted(spans[:, 1]))
+    for late, loading_ns, own in zip(view.exposure.late, view.exposure.loading_ns.tolist(), paused, strict=True):
         launch = int(view.facts.work.launch_ns[late.work])
         while to_come and waits[to_come[-1]].end_ns <= max(launch, late.start_ns):
             ended = to_come.pop()
             waited_ns.append((ended, float(waits[ended].end_ns - waits[ended].start_ns)))
-        time = IdleTime(view, late, late.idle_ns + late.comm_ns, loading_ns, waited_ns)
+        time = IdleTime(view, late, late.idle_ns + late.comm_ns, loading_ns, own, waited_ns)
         yield from _explained(time, _IDLE)
 
 

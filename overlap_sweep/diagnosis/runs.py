@@ -1,18 +1,17 @@
 """Diagnoses trace files: groups them into runs, one trace per rank, reads them in several processes, and caches the
-diagnoses under the digests of traces and code, see `overlap_sweep.cache`."""
+diagnoses under the digests of traces and code, see `overlap_sweep.cache`.
+
+What needs numpy is imported once the other processes have been started, which import it, too."""
+
+from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from overlap_sweep.cache import code_digest
-from overlap_sweep.diagnosis import Diagnosis, causes, some_of
-from overlap_sweep.diagnosis.facts import RankFacts, facts_of
-from overlap_sweep.diagnosis.findings import diagnosis_of
-from overlap_sweep.diagnosis.groups import GroupRow, GroupTotal, NodeTimes, group_rows, group_totals, node_times_of
-from overlap_sweep.diagnosis.losses import Seen, seen_of
+from overlap_sweep.diagnosis import Diagnosis, causes
 from overlap_sweep.trace.files import (
     TraceFile,
     cache,
@@ -24,24 +23,15 @@ from overlap_sweep.trace.files import (
     missing_ranks,
     rank_of,
     read_each,
-    read_with_trace,
     runs_of,
 )
 
-RANKS_NAMED = 16
+if TYPE_CHECKING:
+    from overlap_sweep.diagnosis.facts import RankFacts, RankRead
+    from overlap_sweep.diagnosis.findings import Found
+    from overlap_sweep.diagnosis.losses import Seen
+
 _KIND = "diagnoses"
-
-
-class Found(msgspec.Struct):
-    """What was found in the traces of one run, which the cache keeps."""
-
-    diagnosis: Diagnosis
-    groups: list[GroupRow]
-    """Communication by process group, collective and size."""
-    totals: list[GroupTotal]
-    """The same by process group."""
-    node_times: NodeTimes | None
-    """Communication within and between nodes; None unless the run is known to have several."""
 
 
 @dataclass(kw_only=True)
@@ -60,14 +50,6 @@ class Run:
     """The ranks, if they were read; None if the diagnosis was found in the cache."""
 
 
-class RankRead(msgspec.Struct):
-    """What was read of one trace."""
-
-    file: TraceFile
-    facts: RankFacts | None
-    """None if there is a problem."""
-
-
 def diagnose(paths: Sequence[Path]) -> list[Diagnosis]:
     """Returns a diagnosis for each run whose traces can be read, in the order of their first trace."""
     return [run.found.diagnosis for run in read_runs(paths) if run.found]
@@ -84,6 +66,9 @@ def read_runs(paths: Sequence[Path], ranks_per_node: Mapping[Path, int] | None =
         cache_file(keys[path], one.file, with_parts=False)
         known[path] = one.file
     runs = grouped([known[path] for path in keys])
+    from overlap_sweep.diagnosis.findings import Found, found_of
+    from overlap_sweep.diagnosis.losses import seen_of
+
     cache_keys = {name: _key(name, own, keys, per_node) for name, own in runs.items()}
     known_runs = {name: cached(_KIND, key, Found) if key else None for name, key in cache_keys.items()}
     wanted = [path for name, own in runs.items() if not known_runs[name] for path in own if not known[path].problem]
@@ -96,23 +81,17 @@ def read_runs(paths: Sequence[Path], ranks_per_node: Mapping[Path, int] | None =
         facts = [] if known_runs[name] else facts_of_ranks(files, read, per_node)
         seen = seen_of(facts) if facts else None
         if seen:
-            known_runs[name] = _found(name, files, facts, seen, missing)
+            known_runs[name] = found_of(name, files, facts, seen, missing)
             if (key := cache_keys[name]) and all(is_of(keys[file.path], file) for file in files):
                 cache(_KIND, key, known_runs[name])
         found.append(Run(name=name, files=files, missing=missing, found=known_runs[name], seen=seen))
     return found
 
 
-def read_rank(path: Path) -> RankRead:
-    """Reads a trace and returns its analysis and its facts, without the cache."""
-    file, trace = read_with_trace(path, with_parts=False)
-    return RankRead(file, facts_of(trace, file.startup) if trace else None)
-
-
 def read_ranks(paths: Iterable[Path]) -> dict[Path, RankRead]:
     """Returns what was read of each trace, without the cache."""
     wanted = list(paths)
-    return dict(zip(wanted, read_each(wanted, f"{__name__}:read_rank", RankRead), strict=True))
+    return dict(zip(wanted, read_each(wanted, "overlap_sweep.diagnosis.facts:read_rank"), strict=True))
 
 
 def grouped(files: Sequence[TraceFile]) -> dict[str, list[Path]]:
@@ -131,18 +110,6 @@ def grouped(files: Sequence[TraceFile]) -> dict[str, list[Path]]:
     return dict(sorted(runs.items(), key=lambda run: min(order[path] for path in run[1])))
 
 
-def _found(
-    name: str, files: Sequence[TraceFile], facts: Sequence[RankFacts], seen: Seen, missing: Sequence[int]
-) -> Found:
-    diagnosis, rows = diagnosis_of(name, facts, seen), group_rows(facts, seen.met)
-    diagnosis.notes += _startup_notes(files)
-    if missing and len(facts) > 1:
-        # What a single rank cannot know, its diagnosis says.
-        ranks = some_of(missing, RANKS_NAMED)
-        diagnosis.notes.append(f"No trace of rank {ranks}: whether the other ranks wait for it is unknown.")
-    return Found(diagnosis, rows, group_totals(facts, seen.met), node_times_of(facts, rows))
-
-
 def facts_of_ranks(
     files: Sequence[TraceFile], read: Mapping[Path, RankRead], per_node: Mapping[Path, int]
 ) -> list[RankFacts]:
@@ -155,16 +122,6 @@ def facts_of_ranks(
             # If a trace does not record its rank, the file's name may have it.
             found.append(replace(facts, rank=rank_of(file), steps=steps, ranks_per_node=per_node.get(file.path)))
     return found
-
-
-def _startup_notes(files: Sequence[TraceFile]) -> list[str]:
-    ranks: dict[str, list[str]] = {}
-    for file in files:
-        if file.startup:
-            rank = rank_of(file)
-            ranks.setdefault(some_of(file.startup, RANKS_NAMED), []).append("" if rank is None else str(rank))
-    where = {steps: f" on rank {some_of(own, RANKS_NAMED)}" if any(own) else "" for steps, own in ranks.items()}
-    return [f"Step {steps} left out: it contains the profiler's start{on_rank}." for steps, on_rank in where.items()]
 
 
 def _key(name: str, paths: Sequence[Path], keys: Mapping[Path, str | None], per_node: Mapping[Path, int]) -> str | None:

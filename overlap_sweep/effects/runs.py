@@ -44,8 +44,8 @@ class Recording(msgspec.Struct):
 
 def read_rank(path: Path) -> RankPrint:
     """Reads a trace and returns its fingerprint, without the cache."""
-    file, trace = read_with_trace(path, with_parts=False)
-    found = fingerprint_of(facts_of(trace, file.startup)) if trace else None
+    file, trace, activity = read_with_trace(path, with_parts=False)
+    found = fingerprint_of(facts_of(trace, file.startup, activity)) if trace else None
     if found and found.rank is None:
         found.rank = rank_of(file)
     return RankPrint(file, found)
@@ -59,7 +59,7 @@ def read_prints(paths: Sequence[Path]) -> dict[Path, RankPrint]:
         path: one for path, key in keys.items() if key and (one := cached(_KIND, f"{code} {key} {path!r}", RankPrint))
     }
     missing = [path for path in keys if path not in found]
-    for path, one in zip(missing, read_each(missing, f"{__name__}:read_rank", RankPrint), strict=True):
+    for path, one in zip(missing, read_each(missing, f"{__name__}:read_rank"), strict=True):
         if is_of(keys[path], one.file):
             cache(_KIND, f"{code} {keys[path]} {path!r}", one)
         found[path] = one

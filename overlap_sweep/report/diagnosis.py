@@ -20,8 +20,9 @@ from overlap_sweep.report.table import Column, PointRow, Row, Table, item, throu
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from overlap_sweep.diagnosis.findings import Found
     from overlap_sweep.diagnosis.groups import NodeTimes
-    from overlap_sweep.diagnosis.runs import Found, Run
+    from overlap_sweep.diagnosis.runs import Run
 
 
 NODES: Column[PointRow] = Column("nodes", lambda row: row.point.case.nodes, kind="count", header="nodes", usual=1)

@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 import msgspec
 
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from overlap_sweep.trace.activity import Activity
     from overlap_sweep.trace.columns import Trace
 
 _T = TypeVar("_T")
@@ -117,7 +118,7 @@ def read_trace_files(paths: Sequence[Path], with_parts: bool = True) -> list[Tra
     keys = keys_of(paths)
     found = {path: file for path, key in keys.items() if (file := cached_file(key, path, with_parts))}
     missing = [path for path in keys if path not in found]
-    for path, file in zip(missing, read_each(missing, READER, TraceFile, with_parts), strict=True):
+    for path, file in zip(missing, read_each(missing, READER, with_parts), strict=True):
         cache_file(keys[path], file, with_parts)
         found[path] = file
     return [found[path] for path in paths]
@@ -131,8 +132,9 @@ def read_trace_file(path: Path, with_parts: bool) -> TraceFile:
     return read_with_trace(path, with_parts)[0]
 
 
-def read_with_trace(path: Path, with_parts: bool) -> tuple[TraceFile, Trace | None]:
-    """Reads a trace and returns its analysis, without the cache, and the trace; None if there is a problem."""
+def read_with_trace(path: Path, with_parts: bool) -> tuple[TraceFile, Trace | None, Activity | None]:
+    """Reads a trace and returns its analysis, without the cache, the trace, and its activity; None for both if there is
+    a problem."""
     # Imported here, because numpy is only needed to read traces.
     from overlap_sweep.trace.activity import activity_of
     from overlap_sweep.trace.iterations import breakdown, overlap_rows
@@ -143,9 +145,9 @@ def read_with_trace(path: Path, with_parts: bool) -> tuple[TraceFile, Trace | No
         activity = activity_of(trace)
         rows = overlap_rows(activity, str(path), trace.rank)
     except UserError as error:
-        return TraceFile(path, problem=str(error)), None
+        return TraceFile(path, problem=str(error)), None, None
     parts = breakdown(activity, str(path), trace.rank) if with_parts else []
-    return TraceFile(path, trace.rank, trace.world_size, rows, parts, trace.warnings), trace
+    return TraceFile(path, trace.rank, trace.world_size, rows, parts, trace.warnings), trace, activity
 
 
 def startup_warnings(files: Sequence[TraceFile]) -> list[str]:
@@ -265,15 +267,14 @@ def run_name(path: Path) -> str:
     return str(path.with_name(_DIGITS.sub("*", path.name)))
 
 
-def read_each(paths: Sequence[Path], reader: str, kind: type[_T], *arguments: bool | str) -> list[_T]:
-    """Returns what the function named `reader`, as `module:function`, returns for each path and the arguments.
-
-    `kind`: the type of the results, which msgspec encodes. The processes run this module instead of using
-    multiprocessing, which would run the caller's main module again.
-    """
+def read_each(paths: Sequence[Path], reader: str, *arguments: bool | str) -> list[Any]:
+    """Returns what the function named `reader`, as `module:function`, returns for each path and the arguments, of the
+    annotated type, which msgspec encodes. All processes import it at the same time. They run this module instead of
+    using multiprocessing, which would run the caller's main module again."""
     shares = _shares(paths, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     others = [_start(share, reader, arguments) for share in shares[1:]]
     read = pkgutil.resolve_name(reader)
+    kind = get_type_hints(read)["return"]
     found = {path: read(path, *arguments) for path in shares[0]}
     for share, process in zip(shares[1:], others, strict=True):
         # The files of a process that was killed are read here.

@@ -127,16 +127,24 @@ def _read(path: Path, document: Document) -> Trace:
             and (kind := group_of(event.cat))
             and (kind != _MODULE or (event.name or "").startswith(MODULE) or _is_long(event))
         ]
-        kept = [_as_usual(event) if isinstance(event, Event) else event for event in kept]
+        if {*map(type, kept)} - {document.kind}:
+            kept = [_as_usual(event) if isinstance(event, Event) else event for event in kept]
         try:
             numbers = _numbers(kept, document)
         except (TypeError, ValueError, ArithmeticError):
             kept = [event for event in kept if _has_numbers(event, document)]
             numbers = _numbers(kept, document)
         detail = np.zeros(len(kept), np.int32)
-        for place, event in enumerate(kept):
-            if said := _said(event):
-                detail[place] = details[said]
+        # Most events say none of these: to look here is quicker than to call a function for each.
+        described = [
+            place
+            for place, event in enumerate(kept)
+            if (args := event.args).grid is not None
+            or args.bytes is not None
+            or args.collective is not None
+            or args.input_dims is not None
+        ]
+        detail[described] = [details[_said(kept[place])] for place in described]
         pair = np.fromiter([pairs[event.cat, event.name, event.pid, event.tid] for event in kept], np.int32, len(kept))
         for category, name, process, thread in itertools.islice(pairs, len(label_of), None):
             label_of.append(labels[category, name])

@@ -216,18 +216,19 @@ print(json.dumps(found), file=sys.stderr)
 
 
 def test_what_is_imported(made: Made, tmp_path: Path) -> None:
-    """Help imports nothing slow, a comparison no charts, and nothing torch."""
+    """Help imports nothing slow, a table for people no pandas, a comparison no charts, and nothing torch."""
     cpu, default, none = (made("traces") / Path(path).name for path in (CPU, DEFAULT, NONE))
     compared = made("compared")
     analyze("trace", cpu)
     commands = [["--help"], *([name, "--help"] for name in ("report", "compare", "timeline", "diagnose"))]
+    commands += [["diagnose", str(default)], ["levers"]]
     commands += [["trace", str(cpu), "--format", "csv"], ["compare", f"{compared}/old", f"{compared}/new"]]
     commands += [["compare", f"{compared}/cuda", f"{compared}/rocm"], ["compare", str(default), str(none)]]
     commands += [["query", str(made("kernels"))], ["report", str(made("layers")), "--output", str(tmp_path)]]
     command = [sys.executable, "-c", IMPORTS]
     process = subprocess.run(command, cwd=ROOT, input=json.dumps(commands), text=True, capture_output=True, timeout=120)
     for words, found in zip(commands, json.loads(process.stderr.splitlines()[-1]), strict=True):
-        heavy = {"compare": {"vl_convert"}}.get(words[0], set())
+        heavy = {"compare": {"vl_convert"}, "diagnose": {"pandas"}, "levers": {"pandas"}}.get(words[0], set())
         assert not {"torch", *heavy} & set(found), words
         assert "--help" not in words or found == [], words
 

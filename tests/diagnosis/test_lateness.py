@@ -9,9 +9,9 @@ import pytest
 
 from overlap_sweep.diagnosis.arrivals import arrivals
 from overlap_sweep.diagnosis.exposure import exposure_of
+from overlap_sweep.diagnosis.facts import read_rank
 from overlap_sweep.diagnosis.groups import group_rows
 from overlap_sweep.diagnosis.losses import losses_of, views_of
-from overlap_sweep.diagnosis.runs import read_rank
 from overlap_sweep.trace.intervals import Measure, intersect, merge, subtract
 from tests.timeline import Timeline, diagnosed, findings
 

@@ -12,8 +12,8 @@ import yaml
 
 from overlap_sweep.diagnosis import NEVER, Diagnosis, Finding, StepLoss
 from overlap_sweep.diagnosis.arrivals import arrivals
-from overlap_sweep.diagnosis.facts import RankFacts
-from overlap_sweep.diagnosis.runs import diagnose, read_rank
+from overlap_sweep.diagnosis.facts import RankFacts, read_rank
+from overlap_sweep.diagnosis.runs import diagnose
 from tests.diagnosis.independent_judge import judge, traces_in
 from tests.diagnosis.planted import unpack
 

@@ -3,14 +3,17 @@
 import gzip
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from overlap_sweep.diagnosis import runs
-from overlap_sweep.diagnosis.runs import Run, diagnose, read_rank, read_runs
+from overlap_sweep.diagnosis import facts, runs
+from overlap_sweep.diagnosis.facts import read_rank
+from overlap_sweep.diagnosis.runs import Run, diagnose, read_runs
 from overlap_sweep.trace import files
 
 TRACES = Path(__file__).parent.parent / "data" / "traces"
@@ -29,11 +32,11 @@ def read_paths(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Which traces were read, in order."""
     paths: list[Path] = []
 
-    def noted(path: Path) -> runs.RankRead:
+    def noted(path: Path) -> facts.RankRead:
         paths.append(path)
         return read_rank(path)
 
-    monkeypatch.setattr(runs, "read_rank", noted)
+    monkeypatch.setattr(facts, "read_rank", noted)
     return paths
 
 
@@ -61,6 +64,11 @@ def test_ranks_are_grouped_and_sorted_and_a_single_trace_has_its_own_name() -> N
     assert [one.ranks for one in diagnoses] == [[0, 1], [0, 1], [0]]
     assert all(one.steps and run.found and run.found.groups for one, run in zip(diagnoses, found, strict=True))
     assert diagnose(GRAPH) == [diagnoses[1]]
+
+
+def test_numpy_is_not_imported_before_the_other_processes_are_started() -> None:
+    code = "import sys, overlap_sweep.commands.diagnose, overlap_sweep.diagnosis.runs; print('numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
 
 
 def test_a_step_that_is_start_up_on_one_rank_is_left_out_on_all() -> None:

@@ -4,7 +4,6 @@ paused, starting nothing for long, the finding says where it was."""
 from __future__ import annotations
 
 import re
-from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -25,13 +24,13 @@ PAUSES = "pauses"
 
 def paused(time: IdleTime) -> Iterator[Loss]:
     late, pauses = time.late, time.view.facts.pauses
+    if not time.pauses:
+        return
     # What a wait at the end of a step costs comes first: starting the next step takes time in any case.
     waits = [time.view.facts.waits[i] for i, _ in time.waited_ns]
     ended = [wait.ends_step and wait.end_ns > late.start_ns for wait in waits]
     waited_ns = sum(left for _, left in time.waited_ns[ended.index(True) :]) if any(ended) else 0.0
-    first = bisect_right(pauses, late.start_ns, key=lambda pause: pause.end_ns)
-    beyond = bisect_left(pauses, late.end_ns, key=lambda pause: pause.start_ns)
-    for i in range(first, beyond):
+    for i in time.pauses:
         start_ns, end_ns = max(pauses[i].start_ns, late.start_ns), min(pauses[i].end_ns, late.end_ns)
         lost_ns = min(time.view.host_late.between(start_ns, end_ns), time.rest_ns - waited_ns)
         loading_ns = lost_ns if pauses[i].loads else 0.0

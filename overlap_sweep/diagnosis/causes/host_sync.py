@@ -4,12 +4,13 @@ wait first; and calls that were launched right after it, or that it lasted for."
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator
 from statistics import median
 from typing import TYPE_CHECKING
 
-from overlap_sweep.diagnosis import END_OF_STEP, NEVER, UNBLOCKED_NS, Cause, Loss, Rule, as_time, counted
+from overlap_sweep.diagnosis import END_OF_STEP, NEVER, UNBLOCKED_NS, Cause, Loss, Rule, as_time, counted, once
 from overlap_sweep.diagnosis.causes.queue_order import queued_since
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def launched_after_wait(time: ExposedTime) -> Iterator[Loss]:
         yield Loss(time.rest_ns, wait=through, numbers={"through_ns": time.rest_ns})
         return
     in_time = time.facts.on_device and call.launch_ns != NEVER and call.start_ns - call.launch_ns <= COPIED_NS
-    if not in_time or time.blocks_backward or queued_since(time) is not None:
+    if not in_time or time.blocks_backward or once(time, queued_since) is not None:
         return
     since = max(time.ready_ns, hiding.last_launch_ns or time.ready_ns)
     waited_ns = view.computed_while_waiting_ns(since, call.launch_ns)
@@ -55,8 +56,9 @@ def _waited_through(time: ExposedTime) -> int | None:
 
 
 def _last_wait(view: RankView, moment_ns: int) -> int | None:
-    ended = [i for i, wait in enumerate(view.facts.waits) if wait.end_ns <= moment_ns]
-    return max(ended, key=lambda i: view.facts.waits[i].end_ns, default=None)
+    waits, order = view.facts.waits, view.facts.waits_by_end
+    ended = bisect_right(order, moment_ns, key=lambda i: waits[i].end_ns)
+    return order[ended - 1] if ended else None
 
 
 def idle_after_wait(time: IdleTime) -> Iterator[Loss]:

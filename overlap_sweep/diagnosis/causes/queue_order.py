@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from statistics import median
 from typing import TYPE_CHECKING
 
-from overlap_sweep.diagnosis import LATENCY_NS, NEVER, TOGETHER_NS, Cause, Loss, Rule, as_time
+from overlap_sweep.diagnosis import LATENCY_NS, NEVER, TOGETHER_NS, Cause, Loss, Rule, as_time, once
 
 if TYPE_CHECKING:
     from overlap_sweep.diagnosis.basis import Basis
@@ -26,7 +26,7 @@ def queued(time: ExposedTime) -> Iterator[Loss]:
         if time.facts.on_device and view.one_queue and call.lane not in view.compute_lanes:
             yield Loss(time.rest_ns, numbers={"blocked_ns": time.rest_ns})
         return
-    since = queued_since(time) if time.rest_ns else None
+    since = once(time, queued_since) if time.rest_ns else None
     if since is not None:
         behind_ns = view.exposure.compute.between(since, call.start_ns)
         ready_ns, one_queue = float(call.start_ns - since), float(view.one_queue)
