@@ -4,6 +4,9 @@ BIN := .venv/bin
 # Commands and tests start hundreds of processes, and where this is set each compiles all modules anew.
 export PYTHONDONTWRITEBYTECODE =
 
+# The files of tests with one of these markers: no others need to be imported.
+marked = $(shell grep -rlwE --include='test_*.py' "mark\.($(1))" tests | sort)
+
 .PHONY: sweep tune kernels fsdp tp_training job optimize test test-long test-gpu wheel golden docs lint clean
 
 ## The main job on this machine: the 15-point sweep, then its tables and YAML.
@@ -42,15 +45,16 @@ job: .venv/.installed
 optimize: .venv/.installed
 	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/python -m overlap_sweep optimize --runs 6 --allow rounding --levers ddp --output multirun/make_optimize runtime.device=cpu job.steps=8 job.profile_steps=2 -- torchrun --nproc-per-node=2 docs/train.py --size 512
 
-## Everything quick, two tests at a time.
+## Everything quick, three tests at a time: many wait for processes, and two would leave two cores idle for a quarter of
+## the time.
 test: .venv/.installed
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slurm and not faults and not end_to_end"
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slurm and not faults and not end_to_end"
 
-## Sweeps on a real Slurm, processes killed at random, whole searches and tuner runs: minutes more. Two files at a time,
-## then those that compare measured times, alone.
+## Sweeps on a real Slurm, processes killed at random, whole searches and tuner runs: minutes more. Three files at a time,
+## of which those of Slurm mostly wait; then those that compare measured times, alone.
 test-long: .venv/.installed
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "(slurm or faults or end_to_end) and not quiet"
-	$(BIN)/python -m pytest -m quiet
+	$(BIN)/python -m pytest -n 3 --dist loadfile -m "(slurm or faults or end_to_end) and not quiet" $(call marked,slurm|faults|end_to_end)
+	$(BIN)/python -m pytest -m quiet $(call marked,quiet)
 
 ## What needs GPUs, on a machine with two: eight tests at a time, whose time is mostly the host's; then those that compare
 ## measured times, alone.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from functools import cache
 from typing import Annotated, Any, ClassVar, Protocol
 
 from msgspec import Meta
@@ -316,16 +317,22 @@ class PointConfig(Mapping[str, Any]):
         return self.world_size // self.nodes
 
     def __getitem__(self, name: str) -> Any:
-        if name not in iter(self):
+        if name not in _recorded(type(self)):
             raise KeyError(name)
         value = getattr(self, name)
         return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
 
     def __iter__(self) -> Iterator[str]:
-        return (declared.name for declared in fields(self) if declared.name not in self.not_recorded)
+        return iter(_recorded(type(self)))
 
     def __len__(self) -> int:
-        return sum(1 for _ in self)
+        return len(_recorded(type(self)))
+
+
+@cache
+def _recorded(kind: type[PointConfig]) -> tuple[str, ...]:
+    """Returns the names of the options that result.json has."""
+    return tuple(declared.name for declared in fields(kind) if declared.name not in kind.not_recorded)
 
 
 @dataclass

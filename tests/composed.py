@@ -10,7 +10,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from overlap_sweep.hydra_adapter.composition import compose_point
+from overlap_sweep.hydra_adapter.composition import compose_point, read_files_once
 from overlap_sweep.hydra_adapter.overrides import quoted_for_hydra
 from overlap_sweep.runtime.point import resolve
 from overlap_sweep.runtime.resolvers import register
@@ -47,6 +47,7 @@ def hydra() -> Hydra:
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         found = GlobalHydra.instance().hydra
         assert found
+        read_files_once()
         return found
 
 

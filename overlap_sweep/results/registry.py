@@ -77,9 +77,10 @@ def types_of(name: str) -> PointTypes:
 def decoded_point(point: Mapping[str, Any]) -> ResolvedPoint:
     """Returns a completed point, given as plain data, as its workload's dataclass. UserError for a value out of
     range."""
-    resolved = types_of(msgspec.convert({**point}, Named).workload.name).resolved
+    options = {**point}
+    resolved = types_of(msgspec.convert(options, Named).workload.name).resolved
     try:
-        return msgspec.convert({**point}, resolved)
+        return msgspec.convert(options, resolved)
     except msgspec.ValidationError as error:
         reason, _, where = str(error).partition(" - at ")
         raise UserError(f"{where.strip('`').removeprefix('$.') or 'point'}: {reason}.") from None

@@ -15,6 +15,7 @@ from overlap_sweep.effects.differences import differences
 from overlap_sweep.effects.fingerprint import Fingerprint
 from overlap_sweep.effects.runs import read_prints
 from overlap_sweep.workloads.job import command
+from tests import start_ranks
 from tests.workloads.job.commands import job_point, measured
 
 pytestmark = pytest.mark.end_to_end
@@ -23,6 +24,8 @@ DEEPSPEED = """
 import argparse, deepspeed, torch
 from torch import nn
 parser = deepspeed.add_config_arguments(argparse.ArgumentParser())
+# It would be compiled first.
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 deepspeed.init_distributed("gloo")
 torch.manual_seed(0)
 model = nn.Sequential(*[nn.Linear(128, 128) for _ in range(4)])
@@ -41,7 +44,7 @@ data = [{"input_ids": tokens, "labels": tokens}] * 10_000
 model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=64, n_embd=128, n_layer=3, n_head=4))
 Trainer(model, arguments, train_dataset=data).train()
 """
-RANKS = f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node 2"
+RANKS = f"{sys.executable} {start_ranks.__file__} 2"
 
 
 def ran(folder: Path, words: str, **levers: dict[str, Any]) -> list[Fingerprint]:

@@ -16,6 +16,7 @@ from overlap_sweep.errors import PointFailed
 from overlap_sweep.workloads import analyse
 from overlap_sweep.workloads.job.config import Job
 from overlap_sweep.workloads.job.output import printed_losses
+from tests import start_ranks
 from tests.make_point import job_config, make_point
 from tests.workloads.job.commands import job, measured
 
@@ -80,7 +81,7 @@ def _levers_of_another_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def train(folder: Path, chosen: dict[str, Any], repetition: int = 0, argument: str = "") -> None:
     """Measures a setting, and writes what was recorded as a point of half a second less for each lever."""
     (folder / "train.py").write_text(TRAIN)
-    command = f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node={{ranks}} {folder}/train.py"
+    command = f"{sys.executable} {start_ranks.__file__} {{ranks}} {folder}/train.py"
     options = {"ranks": 2, "skip_steps": 5, "steps": 3, "profile_steps": 0, "attach": True, "levers": chosen}
     run = job(measured(folder, f"{command} {argument}", 120.0, **options))
     assert run.state
