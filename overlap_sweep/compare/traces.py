@@ -210,21 +210,18 @@ def are_ranks_of_one_run(pairs: Sequence[Pair]) -> bool:
 def _quantities(dataset: str, reference: str, pairs: Sequence[Pair]) -> Iterator[QuantityMatch]:
     for phase in PHASES:
         # By rank, and first over all ranks.
-        members: dict[int | None, list[list[PhaseSummary]]] = {None: []}
-        of_rank: dict[int | None, list[Pair]] = {None: []}
+        members: dict[int | None, list[tuple[Pair, list[PhaseSummary]]]] = {None: []}
         for pair in pairs:
             rows = [
                 row for file in (pair.ours, pair.theirs) for row in summarise(file.steady_rows) if row.phase == phase
             ]
             if len(rows) == 2:
-                members[None].append(rows)
-                of_rank[None].append(pair)
-                members[pair.rank] = members[None] if pair.rank is None else [rows]
-                of_rank[pair.rank] = of_rank[None] if pair.rank is None else [pair]
+                members[None].append((pair, rows))
+                members[pair.rank] = members[None] if pair.rank is None else [(pair, rows)]
         for rank, summaries in members.items() if members[None] else ():
             for name in Overlap.__struct_fields__:
-                value, other = (_median(getattr(both[i], name) for both in summaries) for i in (0, 1))
-                noise = _noise(of_rank[rank], phase, name)
+                value, other = (_median(getattr(both[i], name) for _, both in summaries) for i in (0, 1))
+                noise = _noise([pair for pair, _ in summaries], phase, name)
                 yield QuantityMatch(dataset, reference, phase, value, other, rank, name, noise)
 
 
