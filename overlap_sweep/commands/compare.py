@@ -11,7 +11,7 @@ import typer
 
 from overlap_sweep import workloads
 from overlap_sweep.commands import output as out
-from overlap_sweep.compare import sweep_report, traces
+from overlap_sweep.compare import sweep_report, trace_report
 from overlap_sweep.errors import UserError
 from overlap_sweep.report.charts.figures import left_out
 from overlap_sweep.report.comparison import Comparison, write_files
@@ -65,8 +65,8 @@ def tables() -> dict[str, Table]:
     found: dict[str, Table] = {
         "of points": sweep_report.POINTS,
         "with --by slot": sweep_report.SLOTS,
-        "of traces by phase or rank": traces.QUANTITIES,
-        "of traces by class, kernel or stream": traces.PARTS,
+        "of traces by phase or rank": trace_report.QUANTITIES,
+        "of traces by class, kernel or stream": trace_report.PARTS,
     }
     for workload in map(workloads.comparing, workloads.names()):
         if workload and workload.telemetry:
@@ -151,7 +151,7 @@ def compare(
     out.check_fail_if(fail_expressions, frame)
 
     def show(console: Console) -> None:
-        print_lines(compared.headlines, console, indent=0)
+        print_lines([*compared.headlines, *compared.cautions], console, indent=0)
         compared.show(console)
 
     # Before anything is printed: whoever reads that may stop, as `head` does.
@@ -181,7 +181,7 @@ def comparison(written: Sequence[str], reference: str | None, candidate: str | N
         return telemetry.compare(paths, base, wanted, all_runs=by is By.point)
     compared = [operand for operand in operands if wanted is None or operand.label in (base, wanted)]
     if kind is Kind.traces:
-        return traces.compare([(one.label, one.path, one.traces) for one in compared], base, by or By.phase)
+        return trace_report.compare([(one.label, one.path, one.traces) for one in compared], base, by or By.phase)
     return sweep_report.compare([(one.label, one.path) for one in compared], base, by)
 
 

@@ -44,8 +44,8 @@ def mcp(
     for one in root or ():
         if not one.is_dir():
             raise UserError(f"--root {one} is not a directory.")
+    from overlap_sweep.commands.agents.access import Access
     from overlap_sweep.commands.agents.server import serve
-    from overlap_sweep.commands.agents.tools import Access
 
     # Clients end servers so: what was started must end, too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

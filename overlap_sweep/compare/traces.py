@@ -1,4 +1,5 @@
-"""Compares traces rank by rank: quantities of every phase, and kernels that got slower, appeared or disappeared."""
+"""Compares traces rank by rank: quantities of every phase, and kernels that got slower, appeared or disappeared. Two
+ranks of one run are recognised, since the one that waits for the other is not slower."""
 
 from __future__ import annotations
 
@@ -10,28 +11,23 @@ from pathlib import Path
 from statistics import median, median_low
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from rich.console import Console
-
 from overlap_sweep.errors import UserError
-from overlap_sweep.report.charts import TICK, Axis, Dot, Key, Row, Rows
-from overlap_sweep.report.comparison import Chart, Comparison, mean_change, ratio_column, ratios_file, verdict_style
-from overlap_sweep.report.console import print_lines, print_table
-from overlap_sweep.report.numbers import as_us
-from overlap_sweep.report.table import Column, Listing, Table, attribute
+from overlap_sweep.report.comparison import Change as Ratio
+from overlap_sweep.report.comparison import mean_change
 from overlap_sweep.results.estimate import estimate
 from overlap_sweep.results.verdict import ratio
 from overlap_sweep.trace import Grouping, Overlap, PhaseSummary, summarise
-from overlap_sweep.trace.files import TraceFile, read_trace_files, startup_warnings
+from overlap_sweep.trace.files import TraceFile, read_trace_files, runs_of
 
 if TYPE_CHECKING:
     from numpy import float64
     from numpy.typing import NDArray
 
 PHASES = ("fwd", "bwd", "recompute", "all")
-FEW_KERNELS = 15
-CHARTED = ("span_us", "gemm_us", "comm_us", "overlap_us", "exposed_comm_us", "wait_us", "idle_us")
 
-Change = Literal["faster", "slower", "same", "appeared", "disappeared"]
+COMPUTING = ("gemm", "compute")
+
+Change = Literal["faster", "slower", "same", "appeared", "disappeared", "waits", "awaited"]
 
 
 @dataclass(frozen=True)
@@ -91,6 +87,24 @@ class QuantityMatch(Match):
     rank: int | None
     """None for the median over the ranks in common."""
     quantity: str
+    noise: float
+    """Half-width of the logarithm of the ratio's confidence interval; NaN if it is unknown."""
+
+    @property
+    def ratio_ends(self) -> tuple[float, float]:
+        return Ratio(self.ratio, self.noise).ends
+
+    @property
+    def change(self) -> Literal["higher", "lower", "same", "unknown"]:
+        """Returns whether the value differs beyond the noise; of counts, which have none, whether it differs."""
+        if self.difference == 0:
+            return "same"
+        if not self.quantity.startswith("num_"):
+            if math.isnan(self.noise):
+                return "unknown"
+            if self.ratio > 0 and not Ratio(self.ratio, self.noise).differs:
+                return "same"
+        return "higher" if self.difference > 0 else "lower"
 
 
 @dataclass(frozen=True)
@@ -105,7 +119,8 @@ class PartMatch(Match):
     num_events: float
     reference_num_events: float
     change: Change
-    """`same` where the ranges of the iterations' times overlap."""
+    """`same` where the ranges of the iterations' times overlap. Communication that takes longer on one rank of a run
+    than on another `waits` for that one, which is `awaited`."""
 
 
 @dataclass(frozen=True)
@@ -123,74 +138,17 @@ class TraceComparison:
     parts: list[PartMatch]
     """By dataset, phase and grouping, the largest difference first."""
 
+    @property
+    def one_run(self) -> set[str]:
+        """Returns the datasets that are another rank of the reference's run."""
+        return {label for label, pairs in self.pairs.items() if are_ranks_of_one_run(pairs)}
+
     def quantities_by(self, by: str) -> list[QuantityMatch]:
         """Returns those of each rank with by="rank", else those over the ranks."""
         return [match for match in self.quantities if (match.rank is not None) == (by == "rank")]
 
     def parts_by(self, by: str) -> list[PartMatch]:
         return [part for part in self.parts if part.by == by]
-
-
-_PHASE = "fwd, bwd, recompute (part of bwd), or all (the whole iteration)."
-RATIO: Column = ratio_column("ratio", lambda match: match.ratio, "ratio", dropped=2)
-_WHO = (attribute("dataset", kind="text"), attribute("reference", kind="text"))
-QUANTITIES: Table[QuantityMatch] = Table(
-    "rows",
-    "one row per quantity, phase and dataset, per rank or over all ranks",
-    (
-        *_WHO,
-        attribute("rank", kind="count", header="rank"),
-        attribute("phase", _PHASE, kind="text", header="phase"),
-        attribute("quantity", kind="text", header="quantity"),
-        attribute("reference_value", header="reference", show="{:,.6g}".format),
-        attribute("value", header="value", show="{:,.6g}".format),
-        attribute("difference", header="difference", show="{:+,.6g}".format),
-        RATIO,
-    ),
-)
-PARTS: Table[PartMatch] = Table(
-    "rows",
-    "one row per kernel class, kernel or stream, phase and dataset",
-    (
-        *_WHO,
-        attribute("phase", _PHASE, kind="text"),
-        attribute("by", kind="text"),
-        attribute("kind", "Class of the kernels: gemm, comm, wait, compute or memory; empty for a stream.", "text"),
-        attribute("library", kind="text"),
-        attribute("reference_busy_us", read="reference_value", header="reference us"),
-        attribute("busy_us", read="value", header="busy us"),
-        attribute("difference_us", read="difference", header="difference", show="{:+,.1f}".format),
-        RATIO,
-        attribute("reference_num_events", header="reference runs", show="{:g}".format, dropped=1),
-        attribute("num_events", header="runs", show="{:g}".format, dropped=1),
-        attribute("change", kind="text", header="change"),
-        # Kernel names are wider than any terminal, so this column is last and the only one that is cut.
-        attribute("name", kind="text", header="name"),
-    ),
-)
-
-
-def compare(operands: Sequence[tuple[str, Path, Sequence[Path]]], reference: str, by: str) -> Comparison:
-    """Compares traces, given as label, directory or file, and its traces. UserError where no rank is in common.
-    `by`: phase, rank, class, kernel or stream."""
-    compared = compare_traces([read_trace_dataset(*operand) for operand in operands], reference)
-    table: Table = QUANTITIES if by in ("phase", "rank") else PARTS
-    rows: Sequence[Match] = compared.quantities_by(by) if table is QUANTITIES else compared.parts_by(by)
-    if by == "rank" and not rows:
-        raise UserError("--by rank: the traces record no ranks, or different ones; use --by phase.")
-    files = [file for dataset in compared.datasets for file in dataset.files]
-    return Comparison(
-        table=table,
-        rows=rows,
-        show=lambda console: _print(compared, console, by),
-        summary=lambda: _summary(compared),
-        charts=lambda: [
-            Chart(ratios_file(label, list(compared.pairs)), [_dots(compared, label)]) for label in compared.pairs
-        ],
-        problems=[problem for dataset in compared.datasets for problem in dataset.problems],
-        headlines=[f"{_headline(label, reference, pairs)}." for label, pairs in compared.pairs.items()],
-        warnings=[*(warning for file in files for warning in file.warnings), *startup_warnings(files)],
-    )
 
 
 def read_trace_dataset(label: str, path: Path, files: Sequence[Path]) -> TraceDataset:
@@ -240,21 +198,43 @@ def _pairs(dataset: TraceDataset, base: TraceDataset) -> list[Pair]:
     return [Pair(rank, dataset.ranks[rank], base.ranks[rank]) for rank in common]
 
 
+def are_ranks_of_one_run(pairs: Sequence[Pair]) -> bool:
+    """Returns whether it is a single pair, of two ranks whose traces have one name but for the rank."""
+    if len(pairs) != 1 or pairs[0].rank is not None:
+        return False
+    ours, theirs = pairs[0].ours, pairs[0].theirs
+    runs = runs_of([ours, theirs])
+    return [len(by_rank) for by_rank in runs.values()] == [2] and ours.world_size == theirs.world_size
+
+
 def _quantities(dataset: str, reference: str, pairs: Sequence[Pair]) -> Iterator[QuantityMatch]:
     for phase in PHASES:
         # By rank, and first over all ranks.
-        members: dict[int | None, list[list[PhaseSummary]]] = {None: []}
+        members: dict[int | None, list[tuple[Pair, list[PhaseSummary]]]] = {None: []}
         for pair in pairs:
             rows = [
                 row for file in (pair.ours, pair.theirs) for row in summarise(file.steady_rows) if row.phase == phase
             ]
             if len(rows) == 2:
-                members[None].append(rows)
-                members[pair.rank] = members[None] if pair.rank is None else [rows]
+                members[None].append((pair, rows))
+                members[pair.rank] = members[None] if pair.rank is None else [(pair, rows)]
         for rank, summaries in members.items() if members[None] else ():
             for name in Overlap.__struct_fields__:
-                value, other = (_median(getattr(both[i], name) for both in summaries) for i in (0, 1))
-                yield QuantityMatch(dataset, reference, phase, value, other, rank, name)
+                value, other = (_median(getattr(both[i], name) for _, both in summaries) for i in (0, 1))
+                noise = _noise([pair for pair, _ in summaries], phase, name)
+                yield QuantityMatch(dataset, reference, phase, value, other, rank, name, noise)
+
+
+def _noise(pairs: Sequence[Pair], phase: str, quantity: str) -> float:
+    """Returns the noise of the ratio, by what the iterations differ by."""
+    sides = ([pair.ours for pair in pairs], [pair.theirs for pair in pairs])
+    ours, theirs = (by_iteration(files, phase, quantity) for files in sides)
+    if not ours or not theirs:
+        return math.nan
+    if not median(ours) or not median(theirs):
+        # A ratio to nothing has no noise, if no iteration of either side is as one of the other.
+        return 0.0 if max(ours) < min(theirs) or max(theirs) < min(ours) else math.nan
+    return mean_change([[(estimate(ours), estimate(theirs))]]).noise
 
 
 def _median(values: Iterable[float | None]) -> float | None:
@@ -272,12 +252,14 @@ def _parts(dataset: str, reference: str, pairs: Sequence[Pair], phase: str) -> l
     import numpy as np
 
     ours, theirs = _by_turn([pair.ours for pair in pairs], phase), _by_turn([pair.theirs for pair in pairs], phase)
-    found = []
+    found, is_one_run = [], are_ranks_of_one_run(pairs)
     for part in dict.fromkeys([*theirs, *ours]) if ours and theirs else ():
         # A part that is in no trace took no time.
         one, other = (side[part] if part in side else next(iter(side.values())) * 0 for side in (ours, theirs))
         (busy_us, count), (other_us, other_count) = (map(float, np.median(turns, axis=0)) for turns in (one, other))
         change = _change(one, other)
+        if is_one_run and part[1] in ("comm", "wait") and count == other_count:
+            change = {"slower": "waits", "faster": "awaited"}.get(change, change)  # type: ignore[assignment]
         found.append(PartMatch(dataset, reference, phase, busy_us, other_us, *part, count, other_count, change))
     return sorted(found, key=lambda part: (part.by, -abs(part.difference)))
 
@@ -311,88 +293,48 @@ def _change(ours: NDArray[float64], theirs: NDArray[float64]) -> Change:
     return "faster" if ours[:, 0].max() < theirs[:, 0].min() else "same"
 
 
-def _headline(label: str, reference: str, pairs: Sequence[Pair]) -> str:
-    ours, theirs = _iterations_us([pair.ours for pair in pairs]), _iterations_us([pair.theirs for pair in pairs])
-    change = mean_change([[(estimate(ours), estimate(theirs))]])
-    medians = f"{as_us(median(ours))} us an iteration against {as_us(median(theirs))} us"
-    return f"{change.in_words(label, reference)}: {medians}, medians of {len(ours)} and {len(theirs)}"
+def by_iteration(files: Sequence[TraceFile], phase: str, quantity: str) -> list[float]:
+    """Returns a quantity of the first, second, ... iteration, each the median over the ranks that have it."""
+    each = [
+        [value for row in file.steady_rows if row.phase == phase if (value := getattr(row, quantity)) is not None]
+        for file in files
+    ]
+    return [median(own[turn] for own in each if turn < len(own)) for turn in range(max(map(len, each), default=0))]
 
 
-def _iterations_us(files: Sequence[TraceFile]) -> list[float]:
-    """Returns the time of the first, second, ... iteration, each the median over the ranks that have it."""
-    each = [[row.active_us for row in file.steady_rows if row.phase == "all"] for file in files]
-    return [median(spans[turn] for spans in each if turn < len(spans)) for turn in range(max(map(len, each)))]
+def computation_us(files: Sequence[TraceFile]) -> list[float]:
+    """Returns how long kernels compute in the first, second, ... iteration, next to communication or not."""
+    by_turn = _by_turn(files, "all").items()
+    computing = [values[:, 0] for (by, kind, *_), values in by_turn if by == "class" and kind in COMPUTING]
+    return list(map(sum, zip(*(each.tolist() for each in computing), strict=True)))
 
 
-def _summary(compared: TraceComparison) -> dict[str, object]:
-    return {
-        "kind": "traces",
-        "reference": compared.reference,
-        "datasets": {
-            dataset.label: {
-                "path": str(dataset.path),
-                "files": [str(file.path) for file in dataset.files],
-                "ranks": [file.rank for file in dataset.files],
-                "startup_iterations": max(len(file.startup) for file in dataset.files),
-            }
-            for dataset in compared.datasets
-        },
-        "quantities": QUANTITIES.records(compared.quantities_by("phase")),
-        "classes": PARTS.records(compared.parts_by("class")),
-        "unmatched": compared.unmatched,
-    }
+def computing_kernels(compared: TraceComparison, dataset: str) -> list[PartMatch]:
+    """Returns the kernels that compute in a whole iteration, the largest difference first."""
+    return [
+        part
+        for part in compared.parts_by("kernel")
+        if part.dataset == dataset and part.phase == "all" and part.kind in COMPUTING
+    ]
 
 
-def _print(compared: TraceComparison, console: Console, by: str) -> None:
-    """Prints the quantities of every phase, and the times of kernel classes, kernels or streams of the whole
-    iteration."""
-    for label, pairs in compared.pairs.items():
-        console.print(f"\n{label} against {compared.reference}", style="bold")
-        ranks = ", ".join(str(pair.rank) for pair in pairs if pair.rank is not None)
-        print_lines([f"matched by rank: {ranks}" if ranks else "one trace each"], console)
-        if by in ("phase", "rank"):
-            listing = Listing(QUANTITIES, [match for match in compared.quantities_by(by) if match.dataset == label])
-            print_table("", listing.columns, listing.rows, console, group=lambda match: (match.rank, match.phase))
-        parts = [part for part in compared.parts if part.dataset == label and part.phase == "all"]
-        _print_parts("Kernel classes", [part for part in parts if part.by == "class"], console)
-        if by in ("kernel", "stream"):
-            _print_parts(f"{by.capitalize()}s", [part for part in parts if part.by == by], console)
-        else:
-            changed = [part for part in parts if part.by == "kernel" and part.change != "same"]
-            _print_parts("Kernels that changed most", changed[:FEW_KERNELS], console)
-            if len(changed) > FEW_KERNELS:
-                print_lines([f"... and {len(changed) - FEW_KERNELS} more; --by kernel prints all"], console)
-    print_lines(compared.unmatched, console)
-    console.print(f"\nMedians. ratio: value / {compared.reference}'s value. same: the iterations' times overlap.")
+def shared_computation(kernels: Sequence[PartMatch]) -> tuple[float, float]:
+    """Returns the share of the computation that is in kernels as often as both run them, and how many times as long
+    those take: of GEMMs or of other kernels, whichever share more, since overlap may split GEMMs. NaN where nothing
+    computes."""
+    by_kind = [_shared([one for one in kernels if one.kind == kind]) for kind in COMPUTING]
+    return max((one for one in by_kind if not math.isnan(one[0])), default=(math.nan, math.nan))
 
 
-def _print_parts(title: str, parts: Sequence[PartMatch], console: Console) -> None:
-    if parts:
-        title = f"{title}, whole iteration"
-        print_table(title, PARTS.columns, parts, console, style=lambda part: verdict_style(part.change), cut_last=True)
-
-
-def _dots(compared: TraceComparison, label: str) -> Rows:
-    rows: list[Row] = []
-    for match in compared.quantities_by("phase"):
-        if match.dataset != label or match.quantity not in CHARTED:
-            continue
-        ours, theirs = match.value or 0.0, match.reference_value or 0.0
-        worse = ours < theirs if match.quantity == "overlap_us" else ours > theirs
-        own = "wait" if ours == theirs else "bad" if worse else "good"
-        dots = [Dot(theirs, colour="ink", shape=TICK), Dot(ours, colour=own)]
-        cell = "new" if math.isnan(match.ratio) else f"{match.ratio:.2f}x"
-        rows.append(Row(name=f"{match.phase} {match.quantity.removesuffix('_us')}", dots=dots, cells=[cell]))
-    return Rows(
-        title=f"{label} against {compared.reference}",
-        subtitle="medians over iterations and ranks; number: ratio",
-        axis=Axis("time, us", from_zero=True),
-        columns=["ratio"],
-        rows=rows,
-        legend=[
-            Key(compared.reference, "ink", shape=TICK),
-            Key(f"{label}, better", "good", shape="circle"),
-            Key(f"{label}, worse", "bad", shape="circle"),
-            Key(f"{label}, same", "wait", shape="circle"),
-        ],
-    )
+def _shared(kernels: Sequence[PartMatch]) -> tuple[float, float]:
+    common_us = whole_us = ours_us = theirs_us = 0.0
+    for one in kernels:
+        runs, other_runs = one.num_events, one.reference_num_events
+        own_us, other_us = one.value or 0.0, one.reference_value or 0.0
+        fewer, each_us = min(runs, other_runs), (own_us + other_us) / max(runs + other_runs, 1.0)
+        common_us += each_us * fewer
+        whole_us += each_us * max(runs, other_runs)
+        if fewer:
+            ours_us += own_us / runs * fewer
+            theirs_us += other_us / other_runs * fewer
+    return ratio(common_us, whole_us), ratio(ours_us, theirs_us)

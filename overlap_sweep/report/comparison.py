@@ -73,6 +73,8 @@ class Comparison:
     problems: Sequence[str]
     headlines: Sequence[str]
     """Sentences for each dataset but the reference: how much faster it is, or that it is not."""
+    cautions: Sequence[str] = ()
+    """What to know before believing them."""
     warnings: Sequence[str] = ()
     summary_file: str = "comparison.json"
     details: Mapping[str, Listing] = field(default_factory=dict)
@@ -111,6 +113,8 @@ class Comparing:
 def write_files(directory: Path, compared: Comparison, frame: pd.DataFrame, plots: bool) -> list[Path]:
     """Writes all files once all contents are complete. UserError where the directory cannot be written to."""
     summary = {"headlines": list(compared.headlines), **compared.summary()}
+    if compared.cautions:
+        summary["cautions"] = list(compared.cautions)
     # NaN and infinities become null.
     contents = {compared.summary_file: msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n"}
     frames = {"comparison": frame}

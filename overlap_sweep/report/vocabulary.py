@@ -152,7 +152,8 @@ _COMPARISONS = {
     "difference": "value - reference_value, in the quantity's unit.",
     "difference_us": "busy_us - reference_busy_us.",
     "ratio_noise": "Half-width of the 95 % confidence interval of the ratio.",
-    "change": "faster or slower (in every iteration than in any of the reference), same, appeared or disappeared.",
+    "change": "faster or slower (in every iteration than in any of the reference), same, appeared or disappeared. "
+    "Between ranks of one run communication that takes longer waits, for the other rank, which is awaited.",
     "driver": "Version of the GPU driver.",
     "torch": "Version of PyTorch.",
     "transformer_engine": "Version of Transformer Engine.",

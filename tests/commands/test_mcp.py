@@ -197,20 +197,87 @@ def test_equal_sweeps_tie_and_traces_of_one_run_each_cannot_tell(agent: Agent) -
     for row in answer["rows"]:
         assert row["ratio"]["status"] == ("cannot tell" if row["verdict"] == "unknown" else "measured")
     assert answer["conclusions"][0]["sentences"]
-    traces = agent.call("compare", paths=[f"a={FSDP[0]}", f"b={FSDP[1]}"], by="kernel", limit=2)
-    for row in traces["rows"]:
+
+
+def test_of_two_ranks_of_one_run_the_one_that_waits_is_not_slower(agent: Agent) -> None:
+    answer = agent.call("compare", paths=[f"a={FSDP[0]}", f"b={FSDP[1]}"], by="kernel", full=True)
+    (conclusion,) = answer["conclusions"]
+    assert "are ranks 1 and 0 of one run, which wait for each other" in conclusion["sentences"][0]
+    assert conclusion["sentences"][1].startswith("b's computation")
+    assert conclusion["cautions"] == []
+    for row in answer["rows"]:
         assert row["ratio"] is None or (row["ratio"]["status"] == "cannot tell") == (row["change"] == "same")
+        if row["kind"] == "comm":
+            assert row["change"] in ("waits", "awaited", "same")
+
+
+def test_a_comparison_begins_with_what_it_concludes_and_what_differs(agent: Agent) -> None:
+    other = str(TRACES / "h200x2_ddp_rank0.json.gz")
+    answer = agent.call("compare", paths=[f"a={FSDP[0]}", f"b={other}"])
+    assert [*answer] == ["conclusions", "notes", "columns", "rows", "more_rows"]
+    (caution,) = answer["conclusions"][0]["cautions"]
+    assert "may not do the same work" in caution
+    every = agent.call("compare", paths=[f"a={FSDP[0]}", f"b={other}"], full=True)
+    nothing = [row for row in every["rows"] if not any(_plain(row[side]) for side in ("value", "reference_value"))]
+    assert nothing
+    assert len(answer["rows"]) + answer["more_rows"] == len(every["rows"]) - len(nothing)
+    assert [row["change"] in ("same", "unknown") for row in answer["rows"]] == [False] * len(answer["rows"])
+    assert [row["phase"] for row in answer["rows"][:3]] == ["all"] * 3
+    assert_sound(answer["rows"], 2)
+    for row in every["rows"]:
+        if row["quantity"].startswith("num_"):
+            assert isinstance(row["value"], int)
+            assert row["ratio"] is None or row["ratio"]["status"] == "measured"
+        elif row["change"] in ("higher", "lower") and row["ratio"]:
+            assert row["ratio"]["low"] <= row["ratio"]["high"]
+            assert row["ratio"]["status"] == "measured"
+
+
+def _plain(cell: Any) -> float | None:
+    value: float | None = cell["value"] if isinstance(cell, dict) else cell
+    return value
+
+
+def test_what_there_is_is_listed_and_read_by_relative_paths(tmp_path: Path) -> None:
+    (tmp_path / "started").mkdir()
+    write_sweep_of_jobs(tmp_path / "data" / "sweep")
+    for rank, path in enumerate(FSDP):
+        (tmp_path / "data" / "run").mkdir(exist_ok=True)
+        shutil.copy(path, tmp_path / "data" / "run" / f"trace_rank{rank}.json.gz")
+    for agent in session(tmp_path / "started", "--root", str(tmp_path / "data")):
+        listed = agent.call("query")
+        rows = {Path(row["path"]).name: row for row in listed["rows"] if str(tmp_path) in row["path"]}
+        assert {name: row["tool"] for name, row in rows.items()} == {"run": "diagnose", "sweep": "query"}
+        assert rows["run"]["files"] == "trace_rank0.json.gz, trace_rank1.json.gz"
+        (own,) = agent.call("query", directory="run")["rows"]
+        assert own == rows["run"]
+        assert agent.call("query", directory="sweep")["conclusions"]
+        (run,) = agent.call("diagnose", paths=["run"])["runs"]
+        assert run["ranks_recorded"] == [0, 1]
+        compared = agent.call("compare", paths=["new=run/trace_rank1.json.gz", "run/trace_rank0.json.gz"])
+        assert compared["rows"][0]["reference"] == "new"
+        assert agent.call("levers", applying_to="run")["levers"]
+        assert agent.call("levers", applying_to="/usr/bin/torchrun --nproc-per-node 2 train.py")["levers"]
+        assert "outside of" in agent.error("diagnose", paths=["../sweep"])
+
+
+def test_answers_are_one_line_of_text(agent: Agent) -> None:
+    answer = agent.portal.call(agent.client.call_tool, "query", {})
+    assert "\n" not in answer.content[0].text
+    assert ": " not in answer.content[0].text.replace("diagnose: ", "")
 
 
 def test_the_pages_are_searched_and_read(agent: Agent) -> None:
-    (page,) = agent.call("docs", words="agents")["pages"]
-    assert page["text"] == (ROOT / "docs" / "agents.md").read_text()
-    (first,) = agent.call("docs", words="diagnosis")["pages"]
-    whole = (ROOT / "docs" / "diagnosis.md").read_text()
-    assert first["read_on"] == f'docs(words="diagnosis", after={len(first["text"])})'
-    (second,) = agent.call("docs", words="diagnosis", after=len(first["text"]))["pages"]
-    assert second["text"].startswith("## ")
-    assert whole.startswith(first["text"] + second["text"])
+    for name in ("agents", "diagnosis", "columns"):
+        pieces = [agent.call("docs", words=name)["pages"][0]]
+        while pieces[-1]["read_on"]:
+            after = sum(len(piece["text"]) for piece in pieces)
+            assert pieces[-1]["read_on"] == f'docs(words="{name}", after={after})'
+            pieces += agent.call("docs", words=name, after=after)["pages"]
+        assert "".join(piece["text"] for piece in pieces) == (ROOT / f"docs/{name}.md").read_text()
+        assert max(len(piece["text"]) for piece in pieces) <= 8000
+        if name != "columns":
+            assert all(piece["text"].startswith("## ") for piece in pieces[1:])
     found = agent.call("docs", words="straggler late rank", limit=2)
     assert len(found["pages"]) == 2
     assert all("rank" in one["text"].lower() for one in found["pages"])

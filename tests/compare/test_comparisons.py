@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from overlap_sweep.commands.compare import short_names
-from overlap_sweep.compare import sweep_report, traces
+from overlap_sweep.compare import sweep_report, trace_report
 from overlap_sweep.compare.sweeps import Match, SweepComparison, compare_sweeps, read_dataset
 from overlap_sweep.compare.traces import compare_traces, read_trace_dataset
 from overlap_sweep.errors import UserError
@@ -129,7 +129,7 @@ def headlines(kind: str, directory: Path, *labels: str) -> Sequence[str]:
         return telemetry.compare(paths, labels[0]).headlines
     if kind == "trace":
         of_traces = [(label, path, sorted(path.iterdir())) for label, path in paths]
-        return traces.compare(of_traces, labels[0], "phase").headlines
+        return trace_report.compare(of_traces, labels[0], "phase").headlines
     return sweep_report.compare(paths, labels[0], None).headlines
 
 

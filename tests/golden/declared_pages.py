@@ -1,6 +1,13 @@
-"""docs/options.md, docs/columns.md and tables of docs/effects.md and levers.md, written from where all is declared."""
+"""docs/options.md, docs/columns.md, tables of docs/effects.md and levers.md, written from where all is declared; and
+the example of docs/diagnosis.md, as the command prints it."""
 
+import re
+import tarfile
+import tempfile
+import textwrap
 from collections.abc import Iterable, Sequence
+from contextlib import chdir
+from functools import cache
 from itertools import dropwhile
 
 from overlap_sweep import workloads
@@ -13,6 +20,7 @@ from overlap_sweep.hydra_adapter.overrides import GROUPS, NUMBERED, workloads_wi
 from overlap_sweep.hydra_adapter.plugins import LAUNCHERS, SWEEPERS
 from overlap_sweep.levers import Lever, levers
 from overlap_sweep.options import sections_of
+from tests.analyze import ROOT, analyze
 from tests.composed import hydra
 from tests.golden.workload_files import CONF
 
@@ -80,6 +88,32 @@ def levers_page(page: str) -> str:
     ]
     head = "| lever | what it sets, and pitfalls | worth trying | results | can mend | seen in | what to write |"
     return _with_rows(page, head, rows)
+
+
+EXAMPLE = ("issued_late", "dependency")
+"""Causes whose first findings docs/diagnosis.md shows."""
+
+
+def diagnosis(page: str) -> str:
+    """Returns docs/diagnosis.md with its first output written anew."""
+    head, *findings = diagnosed("causes/h200x2", "fsdp2_no_prefetch").strip().split("\n\n")
+    causes = [re.sub(r"\W|\d", "", finding.split(":")[0]) for finding in findings]
+    shown = [head, *(findings[causes.index(cause)] for cause in EXAMPLE), "..."]
+    lines = (
+        textwrap.fill(line, 96, subsequent_indent=" " * 5, break_on_hyphens=False)
+        for text in shown
+        for line in [*text.splitlines(), ""]
+    )
+    return re.sub(r"(?<=```\n)fsdp2_no_prefetch/.*?(?=^```$)", lambda _: "\n".join(lines), page, flags=re.M | re.S)
+
+
+@cache
+def diagnosed(archive: str, recording: str) -> str:
+    """Returns what `diagnose` prints of a recording below tests/data."""
+    with tempfile.TemporaryDirectory() as folder, tarfile.open(ROOT / f"tests/data/{archive}.tar.xz") as packed:
+        packed.extractall(folder, [one for one in packed if recording in one.name.split("/")], filter="data")
+        with chdir(folder):
+            return analyze("diagnose", recording).stdout
 
 
 def _seen_in(lever: Lever) -> str:

@@ -104,6 +104,7 @@ def declared() -> dict[Path, str]:
         "options": declared_pages.options(),
         "columns": declared_pages.columns(),
         "effects": declared_pages.effects((ROOT / "docs/effects.md").read_text()),
+        "diagnosis": declared_pages.diagnosis((ROOT / "docs/diagnosis.md").read_text()),
         "levers": declared_pages.levers_page((ROOT / "docs/levers.md").read_text()),
     }
     schemas = {ROOT / f"docs/schemas/{name}.json": text for name, text in declared_pages.json_schemas().items()}

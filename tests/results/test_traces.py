@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from overlap_sweep.compare.traces import TraceComparison, compare_traces, read_trace_dataset
+from overlap_sweep.compare.traces import (
+    TraceComparison,
+    compare_traces,
+    computing_kernels,
+    read_trace_dataset,
+    shared_computation,
+)
 from overlap_sweep.errors import UserError
 from overlap_sweep.results.points import read_points
 from overlap_sweep.results.traces import METRICS, read_traces, summarise
@@ -194,3 +200,47 @@ def test_kernels_that_only_some_iterations_or_ranks_have_count_as_nothing_elsewh
     kernels = {part.name: part for part in found.parts if (part.by, part.phase, part.kind) == ("kernel", "all", "gemm")}
     assert (kernels["nvjet_a"].reference_value, kernels["nvjet_a"].value) == (100.0, 50.0)
     assert (kernels["nvjet_b"].value, kernels["nvjet_b"].change) == (50.0, "appeared")
+
+
+def test_the_rank_that_waits_for_the_other_of_its_run_is_not_slower(tmp_path: Path) -> None:
+    paths = [write_trace(tmp_path / f"rank{rank}.json", rank, [100.0 + 50 * rank] * 3, 300.0 - 200 * rank) for rank in (0, 1)]  # fmt: skip # noqa: E501
+    found = compared(late=paths[1], waits=paths[0])
+    assert found.one_run == {"waits"}
+    changes = {part.kind: part.change for part in found.parts if (part.by, part.phase) == ("class", "all")}
+    assert changes == {"gemm": "faster", "comm": "waits"}
+    back = compared(waits=paths[0], late=paths[1])
+    assert {part.change for part in back.parts if part.kind == "comm"} == {"awaited"}
+
+
+def test_traces_of_two_folders_or_of_one_rank_are_not_of_one_run(tmp_path: Path) -> None:
+    one, other = (write_trace(tmp_path / name / "rank0.json", 0, [100.0] * 3, 50.0) for name in "ab")
+    second = write_trace(tmp_path / "b" / "rank1.json", 1, [100.0] * 3, 90.0)
+    found = compared(one=one, other=other, second=second)
+    assert found.one_run == set()
+    assert {part.change for part in found.parts if part.dataset == "second" and part.kind == "comm"} == {"slower"}
+
+
+def test_a_quantity_differs_beyond_the_noise_of_its_iterations(tmp_path: Path) -> None:
+    old = write_trace(tmp_path / "old.json", 0, [100.0, 104.0, 96.0, 101.0, 99.0], 50.0)
+    near = write_trace(tmp_path / "near.json", 0, [101.0, 103.0, 97.0, 102.0, 100.0], 50.0)
+    more = write_trace(tmp_path / "more.json", 0, [151.0, 153.0, 147.0, 152.0, 150.0], 50.0)
+    found = compared(old=old, near=near, more=more)
+    gemm = {match.dataset: match for match in found.quantities if (match.quantity, match.phase) == ("gemm_us", "all")}
+    assert {label: match.change for label, match in gemm.items()} == {"near": "same", "more": "higher"}
+    for match in gemm.values():
+        low, high = match.ratio_ends
+        assert low < match.ratio < high
+    assert {match.change for match in found.quantities if match.quantity == "num_gemm_events"} == {"same"}
+    assert {match.change for match in found.quantities if match.quantity == "wait_us"} == {"same"}
+
+
+def test_computation_is_shared_as_far_as_both_run_the_same_kernels_as_often(tmp_path: Path) -> None:
+    def shared(one: Path, other: Path) -> tuple[float, float]:
+        found = compared(one=one, other=other)
+        return shared_computation(computing_kernels(found, "other"))
+
+    old = write_trace(tmp_path / "old.json", 0, [100.0] * 3, 50.0, gemm="nvjet_a")
+    longer = write_trace(tmp_path / "longer.json", 0, [250.0] * 3, 50.0, gemm="nvjet_a")
+    unlike = write_trace(tmp_path / "unlike.json", 0, [100.0] * 3, 50.0, gemm="nvjet_b")
+    assert shared(old, longer) == (1.0, pytest.approx(2.5))
+    assert shared(old, unlike)[0] == 0.0

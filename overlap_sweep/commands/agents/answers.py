@@ -133,13 +133,13 @@ class LeversAnswer(Answered):
 
 
 class RowsAnswer(Answered):
+    conclusions: list[Conclusion]
+    """What the analysis of the whole directory concludes, ties decided; what holds more than any two rows."""
+    notes: list[str]
     columns: dict[str, str]
     """What each column is."""
     rows: list[dict[str, Cell]]
     more_rows: int
-    conclusions: list[Conclusion]
-    """What the analysis of the whole directory concludes, ties decided; what holds more than any two rows."""
-    notes: list[str]
 
 
 class Passage(Answered):
@@ -222,17 +222,23 @@ COMPARING = {
     *("saved_us", "chunk_gain", "over_bound", "error_share"),
 }
 """Columns that compare two times: without their noise one cannot tell whether these differ."""
-DECIDED = {"faster", "slower", "better", "worse", "appeared", "disappeared"}
+DECIDED = {
+    *("faster", "slower", "better", "worse", "appeared", "disappeared"),
+    *("higher", "lower", "waits", "awaited"),
+}
 PREDICTED, BOUNDS = {"predicted_us", "predicted_speedup", "gain_us"}, {"lost_us", "share", "main_cause_share"}
 
 
 def cells(row: Row, columns: Sequence[Column]) -> dict[str, Cell]:
-    """Returns the row's cells: of numbers figures with their noise, whose columns are left out. What the host limits
-    says nothing about the GPU."""
+    """Returns the row's cells: of numbers figures with their noise, whose columns are left out; counts as they
+    are. What the host limits says nothing about the GPU."""
     found: dict[str, Cell] = {}
     for column in columns:
         value = row.get(column.name)
-        if column.kind == "number":
+        counts = column.unit == "count" or str(row.get("quantity", "")).startswith("num_")
+        if counts and column.name != "ratio" and isinstance(value, int | float) and float(value).is_integer():
+            found[column.name] = int(value)
+        elif column.kind == "number":
             found[column.name] = None if value is None else _figure_of(column.name, float(value), row)
         else:
             found[column.name] = name(value) if isinstance(value, str) else value

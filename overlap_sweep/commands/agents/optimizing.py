@@ -12,8 +12,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from overlap_sweep.commands.agents import answers
+from overlap_sweep.commands.agents.access import Access
 from overlap_sweep.commands.agents.answers import figure
-from overlap_sweep.commands.agents.tools import Access
 from overlap_sweep.errors import UserError
 from overlap_sweep.optimizer.answer import in_lines, read_answer
 from overlap_sweep.optimizer.record import OptimizeRecord

@@ -5,12 +5,13 @@ from typing import Annotated
 
 from pydantic import Field
 
+from overlap_sweep.commands.agents.access import Access
 from overlap_sweep.commands.agents.answers import DocsAnswer, Passage
-from overlap_sweep.commands.agents.tools import TOP, Access, Limit
+from overlap_sweep.commands.agents.tools import TOP, Limit
 from overlap_sweep.errors import UserError, nearest
 from overlap_sweep.program import docs_folder
 
-EXCERPT, WHOLE = 600, 20_000
+EXCERPT, WHOLE = 600, 8_000
 """Most characters of a section that was found, and of a page that is read."""
 IN_HEADING = 5
 """Weight of a word in a heading."""
@@ -66,7 +67,8 @@ def _whole_sections(text: str) -> str:
     """Returns as many sections from the beginning of a text as WHOLE characters hold; of a longer one its lines."""
     if len(text) <= WHOLE:
         return text
-    return text[: max(text.rfind("\n## ", 1, WHOLE), 0) or text.rfind("\n", 0, WHOLE)] + "\n"
+    ends = [found.start() for found in re.finditer(r"^##+ ", text[:WHOLE], re.MULTILINE) if found.start()]
+    return text[: max(ends, default=text.rfind("\n", 0, WHOLE) + 1)]
 
 
 def _sections(text: str) -> list[tuple[str, str]]:

@@ -1,7 +1,6 @@
 """The tools: each calls what the command of its name calls, and puts what that found into typed answers."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,6 +13,7 @@ from overlap_sweep.commands import levers as listing
 from overlap_sweep.commands import predict as predicting
 from overlap_sweep.commands import query as querying
 from overlap_sweep.commands.agents import answers
+from overlap_sweep.commands.agents.access import HELD, Access, held
 from overlap_sweep.commands.agents.answers import at_most, cells, figure, name, rounded, sentence
 from overlap_sweep.commands.output import plain
 from overlap_sweep.config import AnalysisConfig
@@ -28,36 +28,22 @@ from overlap_sweep.report.table import Column, Row
 from overlap_sweep.results.estimate import estimate
 from overlap_sweep.results.run_directory import find_points
 
-TOP, MOST = 5, 1000
-"""Rows of an answer, unless it is to be full."""
+TOP, LISTED, MOST = 5, 100, 1000
+"""Rows of an answer, of a list of what there is, and of an answer that is to be full."""
+
+DERIVED = {"difference", "difference_us", "by"}
+"""Columns of comparisons that follow from others, or from the call."""
 
 Paths = Annotated[list[str], Field(min_length=1, description="Traces of all ranks of runs, or directories of runs.")]
 Limit = Annotated[int, Field(ge=1, le=MOST, description="Most rows; how many more there are is said.")]
 Full = Annotated[bool, Field(description="All rows and columns instead of the most important ones.")]
 
 
-@dataclass(frozen=True)
-class Access:
-    """What the server may do for its client."""
-
-    roots: tuple[Path, ...]
-    """Directories at or below which it may read and write."""
-    may_run: bool = False
-    """Whether it may start a training command."""
-
-    def path(self, given: str) -> Path:
-        """Returns the path. UserError if it leads out of the roots."""
-        path = Path(given)
-        if not any(path.resolve().is_relative_to(root.resolve()) for root in self.roots):
-            roots = ", ".join(map(str, self.roots))
-            raise UserError(f"{given} is outside of {roots}; start overlap-sweep mcp with --root to allow it.")
-        return path
-
-
 def diagnose(access: Access, paths: Paths, limit: Limit = TOP, full: Full = False) -> answers.DiagnoseAnswer:
     """Say why communication is exposed in profiler traces, and what to try. The first tool for a recorded training.
 
-    What a cause may gain is a bound; ask predict what a change would gain.
+    What a cause may gain is a bound; ask predict what a change would gain. step_us and exposed_comm_us are of the rank
+    that loses most, mean_exposed_share is the mean of all ranks.
     """
     runs, problems, warnings = frames.read_runs_of_nodes([access.path(path) for path in paths], None)
     found = [run for run in runs if run.found]
@@ -170,8 +156,8 @@ def levers(
     full: Full = False,
 ) -> answers.LeversAnswer:
     """List what can be changed in a training without changing its script, and what to write to change it."""
-    if applying_to and Path(applying_to).exists():
-        access.path(applying_to)
+    if applying_to and access.is_there(applying_to):
+        applying_to = str(access.path(applying_to))
     rows, target = listing.lever_rows(names or [], applying_to)
     rows.sort(key=lambda row: listing.order_of(row, target))
     applying = [row for row in rows if not str(row["applies"]).startswith("no")]
@@ -189,7 +175,9 @@ def levers(
 
 def query(
     access: Access,
-    directory: Annotated[str, Field(description="Directory of a date, a sweep or a point.")],
+    directory: Annotated[
+        str | None, Field(description="Directory of a date, a sweep or a point; none: lists what there is.")
+    ] = None,
     expression: Annotated[
         str | None, Field(description="Condition over columns, such as: num_sm > 8 and tp_size == 8")
     ] = None,
@@ -201,11 +189,16 @@ def query(
     limit: Limit = TOP,
     full: Full = False,
 ) -> answers.RowsAnswer:
-    """Return measured points that match a condition, and what the analysis of the directory concludes.
+    """Return measured points that match a condition, and what the analysis of the directory concludes. Without a
+    directory, or of one without points: the recordings and sweeps that are there.
 
     Which setting wins is said by the conclusions, which know what is a tie; never by the order of rows.
     """
+    if directory is None:
+        return _listed([row for root in access.roots for row in held(root)], [])
     root = access.path(directory)
+    if root.is_dir() and not find_points(root) and (there := [*held(root)]):
+        return _listed(there, [f"{root} holds no results, but what is listed, which other tools read."])
     found = querying.select(root, table, expression, ",".join(columns or []) or None, sort)
     rows = found.matching.head(MOST if full else limit)
     names = found.names if full or columns else found.main_columns(rows) or found.names
@@ -220,6 +213,17 @@ def query(
         more=len(found.matching) - len(rows),
         conclusions=_conclusions(root, limit) if find_points(root) else [],
         notes=[*found.found.problems, *found.found.warnings],
+    )
+
+
+def _listed(rows: Sequence[tuple[str, ...]], notes: list[str]) -> answers.RowsAnswer:
+    return answers.RowsAnswer(
+        conclusions=[],
+        notes=list(map(sentence, notes)),
+        columns=HELD,
+        # A path is to be given back as it is.
+        rows=[{"path": path, **dict(zip([*HELD][1:], map(name, rest), strict=True))} for path, *rest in rows[:LISTED]],
+        more_rows=max(len(rows) - LISTED, 0),
     )
 
 
@@ -272,15 +276,31 @@ def compare(
 ) -> answers.RowsAnswer:
     """Compare sweeps, training runs or traces: what is faster or slower beyond the noise.
 
-    A ratio below 1 is faster. The verdict same is a tie, and unknown says that there are too few runs.
+    A ratio of times below 1 is faster. The verdict same is a tie, and unknown says that there are too few runs. Two
+    ranks of one run wait for each other: the conclusion compares what they compute, and by="kernel" says which kernels
+    only one of them runs. What differs beyond the noise comes first; full also has what is nothing on both sides.
     """
-    for written in paths:
-        access.path(str(comparing.label_and_path(written)[1]))
-    found = comparing.comparison(paths, reference, candidate, comparing.By(by) if by else None)
-    columns, most = found.table.written, MOST if full else limit
+    compared = list(map(access.operand, paths))
+    found = comparing.comparison(compared, reference, candidate, comparing.By(by) if by else None)
+    columns, most = list(found.table.written), MOST if full else limit
     records = found.table.records(found.rows)
     if not records and found.problems:
         raise UserError(" ".join(found.problems))
-    conclusion = answers.Conclusion(about="all", sentences=list(map(sentence, found.headlines)), others=[], cautions=[])
+    if not full:
+        columns = [column for column in columns if column.name not in DERIVED]
+        # Whole iterations before their passes, of what differs.
+        records = sorted(filter(_is_something, records), key=lambda row: (_ties(row), row.get("phase", "all") != "all"))
+    said = ([*map(sentence, each)] for each in (found.headlines, found.cautions))
+    conclusion = answers.Conclusion(about="all", sentences=next(said), others=[], cautions=next(said))
     rows: list[dict[str, Any]] = [{key: plain(value) for key, value in row.items()} for row in records[:most]]
     return _rows(rows, columns, len(records) - len(rows), [conclusion], [*found.warnings, *found.problems])
+
+
+def _is_something(row: Row) -> bool:
+    """Returns whether either side of a row of traces has a value that is not 0."""
+    sides = [row.get(one) for one in ("value", "reference_value", "busy_us", "reference_busy_us") if one in row]
+    return not sides or any(sides)
+
+
+def _ties(row: Row) -> bool:
+    return not answers.DECIDED & {row.get("verdict"), row.get("change")}
