@@ -96,8 +96,6 @@ class Worth(NamedTuple):
     """False if all that is predicted of it gains nothing."""
     gain: Prediction | None = None
     """Of the value, or of the best if none gains; None if nothing is predicted."""
-    is_bound: bool = False
-    """Whether the lever gains at most that."""
 
 
 def worth_of(
@@ -109,27 +107,26 @@ def worth_of(
         changes = changes_of(name, value, advised)
         known = {one: told[change] for one, change in changes.items() if change in told}
         known = {one: own for one, own in known.items() if own.gain_us is not None}
-        found[name] = _worth(levers()[name], value, known, [one for one in known if changes[one] in advised])
+        found[name] = _worth(levers()[name], value, known)
     return found
 
 
-def _worth(lever: Lever, wanted: Value | None, known: Mapping[Value, Prediction], advised: Collection[Value]) -> Worth:
+def _worth(lever: Lever, wanted: Value | None, known: Mapping[Value, Prediction]) -> Worth:
     from overlap_sweep.predict.predictions import LEAST
 
-    is_bound = bool(lever.at_most)
     if wanted is not None:
-        return Worth(wanted, gain=known.get(wanted), is_bound=is_bound)
+        return Worth(wanted, gain=known.get(wanted))
     if not known:
         return Worth(lever.only_value)
     changing = {one: own for one, own in known.items() if abs(own.gain_us or 0.0) >= LEAST * own.step_us} or known
     most = max(one.gain_us or 0.0 for one in changing.values())
-    alike = [one for one, own in changing.items() if (own.gain_us or 0.0) > most - LEAST * own.step_us]
-    best = next((one for one in alike if one in advised), alike[0])
+    # Of values that gain alike the first, as `predict` lists them.
+    best = next(one for one, own in changing.items() if (own.gain_us or 0.0) > most - LEAST * own.step_us)
     if most < LEAST * known[best].step_us:
-        return Worth(None, gains=False, gain=known[best], is_bound=is_bound)
+        return Worth(None, gains=False, gain=known[best])
     # Values that one change bounds are not told apart by it.
     is_of_value = len({own.change for own in known.values()}) == len(known)
-    return Worth(best if is_of_value else lever.only_value, gain=known[best], is_bound=is_bound)
+    return Worth(best if is_of_value else lever.only_value, gain=known[best])
 
 
 def unrecorded(name: str, wanted: Value | None) -> Worth:
@@ -138,13 +135,13 @@ def unrecorded(name: str, wanted: Value | None) -> Worth:
 
 
 def changes_of(name: str, wanted: Value | None, advised: Collection[str]) -> dict[Value, str]:
-    """Returns the change of `predict` by value of a lever, for the one that is wanted or all; without those that are
-    none."""
+    """Returns the change of `predict` by value of a lever, for the one that is wanted or all, those that the diagnosis
+    names first; without those that are none."""
     # Imported here, because numpy is only needed to read traces.
     from overlap_sweep.optimizer.candidates import predicted_as
 
     lever = levers()[name]
-    values = [wanted] if wanted is not None else [*lever.values, *_listed(name, lever, advised)]
+    values = [wanted] if wanted is not None else [*_listed(name, lever, advised), *lever.values]
     found = {one: predicted_as(name, lever, one)[0] for one in values if not lever.is_scoped(one)}
     return {one: change for one, change in found.items() if change}
 

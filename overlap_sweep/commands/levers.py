@@ -266,7 +266,9 @@ def _place(mends: str, causes: Sequence[str]) -> int:
 
 def _row(name: str, target: Target | None, applies: str | None, worth: Worth) -> Row:
     lever, gain, value = levers_by_name()[name], worth.gain, worth.value
-    low_us = min(gain.gain_low_us or 0.0, 0.0) if gain and worth.is_bound else gain.gain_low_us if gain else None
+    low_us = gain.gain_low_us if gain else None
+    if lever.at_most and low_us is not None:
+        low_us = min(low_us, 0.0)
     return {
         "lever": name,
         "what": lever.what,
@@ -283,7 +285,7 @@ def _row(name: str, target: Target | None, applies: str | None, worth: Worth) ->
         "gain_us": gain.gain_us if gain else None,
         "gain_low_us": low_us,
         "gain_high_us": gain.gain_high_us if gain else None,
-        "status": ("bound" if worth.is_bound else gain.status) if gain else None,
+        "status": ("bound" if lever.at_most else gain.status) if gain else None,
         "note": lever.note if worth.gains else f"No value is predicted to gain. {lever.note}".strip(),
     }
 
