@@ -269,6 +269,9 @@ def _row(name: str, target: Target | None, applies: str | None, worth: Worth) ->
     low_us = gain.gain_low_us if gain else None
     if lever.at_most and low_us is not None:
         low_us = min(low_us, 0.0)
+    doubt = "" if worth.gains else "No value is predicted to gain. "
+    if worth.gains and gain and low_us is not None and low_us <= 0:
+        doubt = f"It may gain nothing{'' if (gain.gain_us or 0.0) > 0 else ', and is predicted to be slower'}. "
     return {
         "lever": name,
         "what": lever.what,
@@ -286,7 +289,7 @@ def _row(name: str, target: Target | None, applies: str | None, worth: Worth) ->
         "gain_low_us": low_us,
         "gain_high_us": gain.gain_high_us if gain else None,
         "status": ("bound" if lever.at_most else gain.status) if gain else None,
-        "note": lever.note if worth.gains else f"No value is predicted to gain. {lever.note}".strip(),
+        "note": f"{doubt}{lever.note}".strip(),
     }
 
 

@@ -75,6 +75,7 @@ class Lever(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     collectives: list[str] = []
     between_nodes: bool = False
     of: list[str] = []
+    there: list[str] = []
     gpu: bool = False
     cores: bool = False
     needs: str = ""

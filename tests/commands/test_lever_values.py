@@ -76,6 +76,13 @@ def test_what_is_predicted_to_be_slower_or_the_same_is_not_written(
     assert ordered(recordings / recording)[-1]["write"] is None
 
 
+def test_what_is_named_is_written_and_its_loss_is_said(recordings: Path) -> None:
+    (row,) = ordered(recordings / "fewer_ctas", "nccl.max_ctas=8")
+    assert row["write"] == "export NCCL_MAX_CTAS=8"
+    assert row["gain_high_us"] < 0
+    assert row["note"] == "It may gain nothing, and is predicted to be slower."
+
+
 @pytest.mark.parametrize("recording", ["fsdp2_straggler", "ddp_straggler", "moe_uneven"])
 def test_a_rank_that_computes_more_gets_no_levers_of_its_host(recordings: Path, recording: str) -> None:
     assert not [row["lever"] for row in ordered(recordings / recording) if "straggler" in row["mends"]]
@@ -84,6 +91,11 @@ def test_a_rank_that_computes_more_gets_no_levers_of_its_host(recordings: Path, 
 def test_a_rank_whose_host_pauses_gets_them(recordings: Path) -> None:
     mending = {row["lever"] for row in ordered(recordings / "host_straggler") if "straggler" in row["mends"]}
     assert mending == {"host.collect_every"}
+
+
+def test_what_the_recording_shows_to_be_set_is_not_offered(recordings: Path) -> None:
+    found, _, _ = lever_rows(["optimizer.fused"], str(recordings / "fsdp2_straggler"))
+    assert [row["applies"] for row in found] == ["no: the trace shows that it is set (fused)"]
 
 
 def test_what_reduces_gradients_does_not_mend_sums_of_activations(recordings: Path) -> None:

@@ -20,6 +20,7 @@ from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.diagnosis.findings import exposed_by_rank
 from overlap_sweep.diagnosis.runs import Run
 from overlap_sweep.errors import UserError
+from overlap_sweep.levers import levers as known_levers
 from overlap_sweep.predict.predictions import Prediction
 from overlap_sweep.report.diagnosis import headline, lost, warnings_of
 from overlap_sweep.report.predictions import PREDICTIONS
@@ -207,13 +208,14 @@ def levers(
 def _lever_cells(rows: Sequence[Row]) -> list[dict[str, answers.Cell]]:
     """Returns the rows' cells that have something to say; of equal long notes the first."""
     found: list[dict[str, answers.Cell]] = []
+    known = known_levers()
     lever_of: dict[str, str] = {}
     for row in rows:
         # Texts are ours, and `write` may have several lines.
         cells: dict[str, answers.Cell] = {key: str(row[key]) for key in _LEVER_TEXTS if row[key] not in (None, "")}
-        if len(row["note"]) >= LONG:
-            first = lever_of.setdefault(row["note"], row["lever"])
-            cells["note"] = row["note"] if first == row["lever"] else f"As of {first}."
+        own = known[str(row["lever"])].note
+        if len(own) >= LONG and (first := lever_of.setdefault(own, row["lever"])) != row["lever"]:
+            cells["note"] = f"{row['note'].removesuffix(own)}As of {first}."
         if row["gain_us"] is not None:
             cells["gain_us"] = figure(row["gain_us"], row["gain_low_us"], row["gain_high_us"], row["status"])
         found.append(cells)
