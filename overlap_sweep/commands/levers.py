@@ -271,7 +271,7 @@ def _row(name: str, target: Target | None, applies: str | None, worth: Worth) ->
         low_us = min(low_us, 0.0)
     doubt = "" if worth.gains else "No value is predicted to gain. "
     if worth.gains and gain and low_us is not None and low_us <= 0:
-        doubt = f"It may gain nothing{'' if (gain.gain_us or 0.0) > 0 else ', and is predicted to be slower'}. "
+        doubt = "It may gain nothing. " if (gain.gain_us or 0.0) > 0 else "It is predicted to be slower. "
     return {
         "lever": name,
         "what": lever.what,
