@@ -3,27 +3,32 @@ from __future__ import annotations
 import re
 import shlex
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from overlap_sweep.commands import output
-from overlap_sweep.errors import UserError
-from overlap_sweep.levers import OPTION, Lever, named, programs, shells
+from overlap_sweep.commands.lever_values import Meant, Worth, as_lever, changes_of, meant_by, unrecorded, worth_of
+from overlap_sweep.errors import UsageError, UserError
+from overlap_sweep.levers import Lever, programs, shells
+from overlap_sweep.levers import levers as levers_by_name
 from overlap_sweep.levers.training import Training
 from overlap_sweep.program import analyze_program
 from overlap_sweep.report.console import GAP, print_lines, print_table
-from overlap_sweep.report.numbers import shortened, some_of
-from overlap_sweep.report.table import Row, Table, item
+from overlap_sweep.report.numbers import as_us, shortened, some_of
+from overlap_sweep.report.table import Column, Row, Table, item
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from overlap_sweep.diagnosis import Finding
+    from overlap_sweep.predict.predictions import Prediction
     from overlap_sweep.results.points import Point
     from overlap_sweep.workloads import UsersCommand
 
@@ -55,7 +60,22 @@ TABLE: Table[Row] = Table(
             "applies",
             show=lambda text: "perhaps" if text.startswith("if") else text,
         ),
-        _text("write", "What to write into one's own script or command, with the first value."),
+        _text("value", "With --for: the value in `write`; empty if nothing says which is best."),
+        _text(
+            "write",
+            "What to write into one's own script or command. VALUE is one of the values; empty if none gains anything.",
+        ),
+        _text("change", "With --for a recording: the change of `predict` whose gain follows."),
+        Column(
+            "gain_us",
+            itemgetter("gain_us"),
+            "What that is predicted to gain per step; of a bound the most that the lever gains. Empty if unknown.",
+            header="gain us",
+            words=lambda row: _gain_in_words(row),
+        ),
+        item("gain_low_us", "Least gain_us that the recording leaves open."),
+        item("gain_high_us", "Largest gain_us that it leaves open."),
+        _text("status", "Of the gain: predicted or bound."),
         _text("note", "When it cannot be applied, or what else to know."),
     ),
 )
@@ -78,6 +98,10 @@ class Target:
     training: Training = field(default_factory=Training)
     findings: list[Finding] = field(default_factory=list)
     """What its diagnosis finds, the most worthwhile first."""
+    advised: Collection[str] = ()
+    """Changes of `predict` that the diagnosis names, in the words of levers."""
+    predict: Callable[[Sequence[str]], list[Prediction]] = lambda changes: []
+    """Returns the predictions for these changes; none without a recording."""
 
     @property
     def causes(self) -> list[str]:
@@ -86,8 +110,9 @@ class Target:
     def mended_by(self, lever: Lever) -> list[str]:
         """Returns the causes that are found and that the lever can mend."""
         own = (one for one in self.findings if one.cause in lever.causes)
-        there = (one.cause for one in own if one.cause != "host_sync" or re.search(lever.waits, one.evidence))
-        return list(dict.fromkeys(there))
+        there = (one for one in own if not (lever.roles and one.roles) or {*lever.roles} & {*one.roles})
+        shown = (one.cause for one in there if re.search(lever.evidence.get(one.cause, ""), _shown_by(one)))
+        return list(dict.fromkeys(shown))
 
 
 def levers(
@@ -108,26 +133,30 @@ def levers(
 
     Each is an option of workload=job: job.levers.ddp.bucket_cap_mb=25,4,100. The whole name of one prints all about it.
     With --for a trace, those that mend the causes of its diagnosis come first; a command line (in quotes) says which
-    programs' options it takes, and which it sets itself; a directory of workload=job has both. Other formats have all
-    levers, with the reason why one does not apply.
+    programs' options it takes, and which it sets itself; a directory of workload=job has both. What is written then has
+    the value that is predicted to gain most. Other formats have all levers, with the reason why one does not apply.
 
     \b
     Examples:
       python analyze.py levers
       python analyze.py levers ddp
       python analyze.py levers nccl.max_ctas
+      python analyze.py levers nccl.cta_policy=2
       python analyze.py levers --for multirun/2026-11-20/21-14-03
       python analyze.py levers --for 'torchrun pretrain_gpt.py --overlap-grad-reduce'
       python analyze.py levers --format json
 
     Exit status: 0 success, 1 error, 2 wrong usage.
     """
-    names = [name.removeprefix("+").removeprefix(OPTION) for name in names or ()]
-    rows, target = lever_rows(names, for_)
+    rows, target, meant = lever_rows(names or [], for_)
+    if meant.unknown:
+        raise UsageError(" ".join(meant.unknown))
+    if format is not output.TableFormat.table:
+        output.fail_for(meant.notes, answered=True)
 
     def show(console: Console) -> None:
-        print_lines(target.about if target else [], console, indent=0)
-        if {row["lever"] for row in rows} <= {*names}:
+        print_lines([*meant.notes, *(target.about if target else [])], console, indent=0)
+        if {row["lever"] for row in rows} <= meant.whole:
             for row in rows:
                 _print_lever(row, console)
         else:
@@ -136,31 +165,56 @@ def levers(
     output.print_rows(lambda: TABLE.frame(rows), format, show)
 
 
-def lever_rows(names: Sequence[str], for_: str | None) -> tuple[list[Row], Target | None]:
-    """Returns the rows of the named levers, and the training that they are listed for, if any."""
+def lever_rows(names: Sequence[str], for_: str | None) -> tuple[list[Row], Target | None, Meant]:
+    """Returns the rows of the named levers, the training that they are listed for, if any, and what the names mean."""
+    meant = meant_by(names)
     target = _target(for_) if for_ is not None else None
-    rows = [_row(name, lever, target) for name, lever in named(names).items()]
+    applies = {one: target.training.applies(one, levers_by_name()[one]) for one in meant.values} if target else {}
+    possible = {one: value for one, value in meant.values.items() if applies and not applies[one].startswith("no")}
+    worth: Mapping[str, Worth] = {}
+    if target and target.training.libraries is not None:
+        changes = (changes_of(one, value, target.advised).values() for one, value in possible.items())
+        told = {one.change: one for one in target.predict(list(dict.fromkeys(chain.from_iterable(changes))))}
+        worth = worth_of(possible, told, target.advised)
+    rows = [
+        _row(one, target, applies.get(one), worth.get(one) or unrecorded(one, value))
+        for one, value in meant.values.items()
+    ]
     if target and not names:
-        mended = {cause for row in rows if row["applies"] == "yes" for cause in str(row["mends"]).split(", ")}
+        fitting = (row for row in rows if row["applies"] == "yes" and row["write"])
+        mended = {cause for row in fitting for cause in str(row["mends"]).split(", ")}
         advice = {one.cause: one.try_ for one in reversed(target.findings) if one.cause not in mended}
         unmended = "no lever that applies for certain mends it; change the script, or what it runs on"
         without = [f"{cause}: {unmended}. {advice[cause]}" for cause in advice]
         target = replace(target, about=[*target.about, *without])
-    return rows, target
+    return rows, target, meant
 
 
-def order_of(row: Row, target: Target | None) -> tuple[int, bool]:
-    """Returns the sort key by which levers for the found causes come first."""
-    return _place(str(row["mends"] or ""), target.causes if target else ()), row["applies"] != "yes"
+def order_of(row: Row, target: Target | None) -> tuple[int, bool, float, int, bool]:
+    """Returns the sort key by which levers come first that are predicted to gain, the most first, then those for the
+    found causes, then those that may gain nothing, and last those that gain nothing."""
+    gain_us, is_mending = row["gain_us"], bool(row["mends"])
+    place = _place(str(row["mends"] or ""), target.causes if target else ())
+    if not row["write"]:
+        group = 4
+    elif gain_us is not None and gain_us > 0 and (is_mending or (row["gain_low_us"] or 0.0) > 0):
+        group = 0
+    else:
+        group = 1 if is_mending else 2 if gain_us is not None else 3
+    of_program = group in (0, 2) and row["applies"] != "yes"
+    return group, of_program, -(gain_us or 0.0), place, row["status"] == "bound" or row["applies"] != "yes"
 
 
 def _print_lever(row: Row, console: Console) -> None:
     """Prints all that is said of a lever, and how it is swept."""
     console.print(f"\n{row['lever']}", style="bold")
-    for column in TABLE.columns[1:]:
+    for column in (one for one in TABLE.columns[1:] if one.kind == "text" and one.name != "status"):
         if row[column.name] is not None and row[column.name] != "":
             first, *more = str(row[column.name]).splitlines()
             print_lines([f"{column.name:9}{first}", *(" " * 9 + line for line in more)], console, hanging=9)
+    if row["gain_us"] is not None:
+        interval = f"{as_us(row['gain_low_us'] or 0.0)} to {as_us(row['gain_high_us'])}"
+        print_lines([f"{'gain':9}{as_us(row['gain_us'])} us per step ({interval}), {row['status']}"], console)
     if not str(row["applies"]).startswith("no"):
         print_lines([f"{'sweep':9}job.levers.{row['lever']}={str(row['values']).replace(', ', ',')}"], console)
 
@@ -171,7 +225,9 @@ def _print_list(rows: list[Row], target: Target | None, console: Console) -> Non
     columns = {column.name: column for column in TABLE.shown}
     if target:
         shown.sort(key=partial(order_of, target=target))
-    first = [columns[name] for name in ("lever", "values", "results", *(["applies"] if target else []))]
+    is_told = any(row["gain_us"] is not None for row in shown)
+    more = ["applies"] * bool(target) + ["gain_us"] * is_told
+    first = [columns[name] for name in ("lever", "values", "results", *more)]
     last = columns["mends" if target and target.causes else "what"]
     if shown:
         widths = (max(map(len, [column.header, *map(column.text, shown)])) for column in first)
@@ -179,8 +235,8 @@ def _print_list(rows: list[Row], target: Target | None, console: Console) -> Non
         print_table("", [*first, replace(last, show=partial(_brief, longest=room))], shown, console, cut_last=True)
         console.print()
         is_open = any(str(row["applies"]).startswith("if") for row in shown)
-        more = f"`{analyze_program()} levers NAME{' --for ...' if target else ''}` has all about one."
-        print_lines([_RESULTS, *([_PERHAPS] if is_open else []), more], console, indent=0)
+        all_about = f"`{analyze_program()} levers NAME{' --for ...' if target else ''}` has all about one."
+        print_lines([_RESULTS, *([_PERHAPS] if is_open else []), all_about], console, indent=0)
     if left := len(rows) - len(shown):
         print_lines([f"{left} more do not apply; their names and --format json say why."], console, indent=0)
 
@@ -191,23 +247,49 @@ def _brief(text: str, longest: int) -> str:
     return textwrap.shorten(clause, longest, placeholder=" ...")
 
 
+def _gain_in_words(row: Row) -> str:
+    if row["gain_us"] is None:
+        return ""
+    is_bound = row["status"] == "bound"
+    value = row["value"] or ("" if is_bound else row["change"].partition("=")[2])
+    return f"{value}{': ' * bool(value)}{'<= ' * is_bound}{as_us(row['gain_us'])}"
+
+
+def _shown_by(finding: Finding) -> str:
+    """Returns what levers' `evidence` is searched for in."""
+    return f"{finding.collective}: {finding.evidence}"
+
+
 def _place(mends: str, causes: Sequence[str]) -> int:
     return min((causes.index(cause) for cause in mends.split(", ") if cause), default=len(causes))
 
 
-def _row(name: str, lever: Lever, target: Target | None) -> Row:
+def _row(name: str, target: Target | None, applies: str | None, worth: Worth) -> Row:
+    lever, gain, value = levers_by_name()[name], worth.gain, worth.value
+    low_us = gain.gain_low_us if gain else None
+    if lever.at_most and low_us is not None:
+        low_us = min(low_us, 0.0)
+    doubt = "" if worth.gains else "No value is predicted to gain. "
+    if worth.gains and gain and low_us is not None and low_us <= 0:
+        doubt = "It may gain nothing. " if (gain.gain_us or 0.0) > 0 else "It is predicted to be slower. "
     return {
         "lever": name,
         "what": lever.what,
-        "values": in_words(lever.values),
+        "values": in_words(dict.fromkeys([*lever.values, *([value] * (value is not None))])),
         "default": None if lever.default is None else in_words([lever.default]),
         "results": lever.results,
         "causes": in_words(lever.causes),
         "mends": in_words(target.mended_by(lever)) if target else None,
         "way": lever.way,
-        "applies": target.training.applies(name, lever) if target else None,
-        "write": lever.written(lever.values[0]),
-        "note": lever.note,
+        "applies": applies,
+        "value": None if value is None or not target else programs.text(value),
+        "write": lever.shown(value) if worth.gains else None,
+        "change": gain.change if gain else None,
+        "gain_us": gain.gain_us if gain else None,
+        "gain_low_us": low_us,
+        "gain_high_us": gain.gain_high_us if gain else None,
+        "status": ("bound" if lever.at_most else gain.status) if gain else None,
+        "note": f"{doubt}{lever.note}".strip(),
     }
 
 
@@ -238,6 +320,7 @@ def _of_traces(path: Path) -> Target:
     """Returns what the traces of one run show. UserError if there are several runs."""
     from overlap_sweep.commands.frames import read_runs_of_nodes
     from overlap_sweep.diagnosis.facts import read_rank
+    from overlap_sweep.predict.runs import mends_of, predictions_of, readable
 
     runs, problems, _ = read_runs_of_nodes([path], None)
     if problems and not any(run.found for run in runs):
@@ -251,8 +334,13 @@ def _of_traces(path: Path) -> Target:
     assert facts
     findings = [one for one in run.found.diagnosis.findings if one.cause != "none"]
     found = Target([], Training(facts.libraries, on_cpu=not facts.on_device), findings)
-    about = f"{run.name}: {', '.join(found.causes) or 'communication costs next to nothing'}."
-    return replace(found, about=[about])
+    about = [f"{run.name}: {', '.join(found.causes) or 'communication costs next to nothing'}."]
+    try:
+        advised = [as_lever(mend.change) for mend in mends_of(run) if mend]
+    except UserError as error:
+        return replace(found, about=[*about, f"What levers gain is not predicted: {error}"])
+    predict = partial(predictions_of, readable(run), seen=run.seen)
+    return replace(found, about=about, advised=advised, predict=lambda changes: predict(changes) if changes else [])
 
 
 def _of_point(directory: Path) -> Target | None:

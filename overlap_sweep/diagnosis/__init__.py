@@ -138,6 +138,8 @@ class Finding(msgspec.Struct, kw_only=True):
     try_: str = msgspec.field(name="try", default="")
     changes: list[str] | None = None
     """As of Advice."""
+    roles: list[Role] = []
+    """What its calls carry, as far as that is known."""
     cannot_tell: bool = False
     """As of Advice."""
     waiting_us: float | None = None

@@ -11,7 +11,7 @@ from statistics import median
 
 import numpy as np
 
-from overlap_sweep.diagnosis import Loss, as_size, as_time, counted, some_of
+from overlap_sweep.diagnosis import Loss, Role, as_size, as_time, counted, some_of
 from overlap_sweep.diagnosis.calls import Call
 from overlap_sweep.diagnosis.causes import CAUSES
 from overlap_sweep.diagnosis.collectives import element_bytes
@@ -75,7 +75,7 @@ class Basis:
         return all((size_of(self.own, call) or self.own.world_size or 0) <= len(self.views) for call in self.calls)
 
     @property
-    def roles(self) -> set[str]:
+    def roles(self) -> set[Role]:
         return {loss.role for loss in self.losses if loss.role}
 
     @property

@@ -276,6 +276,7 @@ def _finding(run: _Run, rank: int, kind: _Kind, losses: list[Loss]) -> Finding:
         evidence=f"{CAUSES[kind.cause].evidence(basis)}{basis.waiting_and_transfer}",
         try_=advice.sentence,
         changes=advice.changes,
+        roles=sorted(basis.roles),
         cannot_tell=advice.cannot_tell,
         waiting_us=None if waiting_us is None else round(waiting_us, 3),
         transfer_us=None if transfer_us is None else round(transfer_us, 3),

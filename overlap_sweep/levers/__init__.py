@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from overlap_sweep.diagnosis import Role
 from overlap_sweep.errors import UsageError, UserError, nearest
 from overlap_sweep.levers import programs
 from overlap_sweep.scopes import parts_of
@@ -25,6 +27,9 @@ GROUP = "overlap_sweep.levers"
 
 OPTION = "job.levers."
 """Beginning of a lever's name as an option."""
+
+PLACEHOLDER = "VALUE"
+"""What stands for a value in a line to write, where several are worth trying."""
 Value = str | int | float | bool
 Results = Literal["exact", "rounding", "trains differently"]
 Way = Literal["environment", "constructor", "call", "argument"]
@@ -65,10 +70,12 @@ class Lever(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     results: Results
     causes: list[str] = []
     causes_of: dict[str, list[str]] = {}
-    waits: str = ""
+    evidence: dict[str, str] = {}
+    roles: list[Role] = []
     collectives: list[str] = []
     between_nodes: bool = False
     of: list[str] = []
+    there: list[str] = []
     gpu: bool = False
     cores: bool = False
     needs: str = ""
@@ -131,6 +138,21 @@ class Lever(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         text = self.assigned(value) if self.environment else str(value)
         lines = [self._written_for(*part) for part in parts_of(text)] if self.pattern else [self._with(text)]
         return "\n".join([*lines, *(levers()[name].written(one) for name, one in self.also.get(text, {}).items())])
+
+    @property
+    def only_value(self) -> Value | None:
+        """Returns the only value worth trying that is not the default; None if there are several."""
+        own = [one for one in self.values if not self.is_scoped(one)]
+        left = [one for one in own if one != self.default] or own
+        return left[0] if len(left) == 1 else None
+
+    def shown(self, value: Value | None) -> str:
+        """Returns the lines for the user's script or launch command, with PLACEHOLDER if there is no value."""
+        return self.written(PLACEHOLDER if value is None else value)
+
+    def is_scoped(self, value: Value) -> bool:
+        """Returns whether a value is for some process groups alone."""
+        return bool(self.pattern) and ":" in str(value)
 
     def for_collective(self, collective: str, value: Value) -> str:
         """Returns a value that is for one of `collectives` alone, as NCCL's variables have it."""
@@ -240,6 +262,20 @@ def lever_named(name: str) -> Lever:
     raise UsageError(
         f"job.levers.{name} is not known. {f'Did you mean {near}?' if near else '`analyze.py levers` lists them.'}"
     )
+
+
+def value_of(name: str, text: str) -> Value:
+    """Returns the value of a lever that a text says. UsageError if the lever does not take it."""
+    lever = lever_named(name)
+    known = {programs.text(one).lower(): one for one in (*lever.values, *lever.choices)}
+    value: Value = known.get(text.lower(), text)
+    kinds = _TYPES[lever.kind or _KIND_OF[type(lever.values[0])]] if value == text else ()
+    for kind in (one for one in (int, float) if one in kinds):
+        with suppress(ValueError):
+            value = kind(text)
+            break
+    chosen({name: value})
+    return value
 
 
 def _wrong(lever: Lever, value: Any) -> str:

@@ -35,6 +35,8 @@ class Training:
             return f"no: it has a meaning on GPUs, and {why}"
         if self.libraries is not None and lever.of and not {*self.libraries} & {*lever.of}:
             return f"no: the trace shows no {' or '.join(lever.of)}"
+        if self.libraries is not None and {*self.libraries} & {*lever.there}:
+            return f"no: the trace shows that it is set ({', '.join(lever.there)})"
         if lever.way == "argument":
             return self._of_program(lever)
         needed = [] if has_trace else [" or ".join(lever.of)] * bool(lever.of) + ["GPUs"] * lever.gpu

@@ -116,7 +116,7 @@ def candidates(recorded: Recorded, chosen: Mapping[str, Lever]) -> tuple[list[Ca
         for name, value in possible
         if (reason := recorded.inspected.get((name, value), "") or _above_cores(chosen[name], value, recorded.cores))
     }
-    values = {one: _change(one[0], chosen[one[0]], one[1]) for one in possible if one not in useless}
+    values = {one: predicted_as(one[0], chosen[one[0]], one[1]) for one in possible if one not in useless}
     changes = [change for change in dict.fromkeys(change for change, _ in values.values()) if change]
     told = _pooled(recorded.predict(changes) if changes else ())
     of_host = {change for (name, _), (change, is_bound) in values.items() if is_bound and _is_of_host(chosen[name])}
@@ -223,7 +223,7 @@ def _may_change(lever: Lever, value: Value, told: Expected | None) -> bool:
     return value != lever.default or bool(may_be_set)
 
 
-def _change(name: str, lever: Lever, value: Value) -> tuple[str, bool]:
+def predicted_as(name: str, lever: Lever, value: Value) -> tuple[str, bool]:
     """Returns the change of `predict` that a value is, empty if it is none, and whether that is a bound."""
     # Imported here, because numpy is only needed to read traces.
     from overlap_sweep.predict.named import CHANGES

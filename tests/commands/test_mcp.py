@@ -156,18 +156,31 @@ def test_predictions_have_intervals_and_bounds_are_bounds(agent: Agent) -> None:
     assert unknown["gain_us"] == {"value": None, "low": None, "high": None, "status": "cannot tell"}
 
 
-def test_levers_for_the_found_cause_come_first_and_promise_nothing(agent: Agent) -> None:
-    answer = agent.call("levers", applying_to=FSDP[0])
-    assert answer["gains"] == "cannot tell"
-    assert answer["levers"][0]["mends"]
-    assert all(not one["applies"].startswith("no") for one in answer["levers"])
-    assert all(one["mends"] for one in answer["levers"])
-    every = agent.call("levers", applying_to=FSDP[0], full=True)["levers"]
-    assert len(every) == len(answer["levers"]) + answer["more_levers"] + answer["do_not_apply"]
+def test_levers_for_the_found_cause_come_first_with_what_they_gain(agent: Agent) -> None:
+    for recording in (FSDP[0], str(Path(FSDP[0]).parent / "h200x2_ddp_rank0.json.gz")):
+        answer = agent.call("levers", applying_to=recording)
+        assert_sound(answer, 0)
+        assert answer["levers"][0]["mends"]
+        assert all(not one["applies"].startswith("no") for one in answer["levers"])
+        assert all(one.get("mends") or one["gain_us"]["value"] > 0 for one in answer["levers"])
+        statuses = {one["gain_us"]["status"] for one in answer["levers"] if "gain_us" in one}
+        assert answer["gains"] in (statuses or {"cannot tell"})
+        every = agent.call("levers", applying_to=recording, full=True)["levers"]
+        assert len(every) == len(answer["levers"]) + answer["more_levers"] + answer["do_not_apply"]
+        long = [one["note"] for one in every if len(one.get("note", "")) >= 80]
+        assert len(long) == len({*long})
+
+
+def test_levers_are_written_with_the_value_that_is_named_or_a_placeholder(agent: Agent) -> None:
     (one,) = agent.call("levers", names=["ddp.bucket_cap_mb"])["levers"]
-    assert "bucket_cap_mb" in one["write"]
+    assert one["write"] == "DistributedDataParallel(model, bucket_cap_mb=VALUE)"
     (several,) = agent.call("levers", names=["host.collect_every"])["levers"]
     assert "\n" in several["write"]
+    answer = agent.call("levers", names=["env.CUDA_DEVICE_MAX_CONNECTIONS=8", "ranks.equal=true", "ddp.buckets"])
+    assert [one["write"] for one in answer["levers"]] == ["export CUDA_DEVICE_MAX_CONNECTIONS=8"]
+    said = " ".join(answer["about"])
+    for part in ("is the lever cuda.max_connections=8", "ranks.equal=true is no setting", "Unknown lever ddp.buckets"):
+        assert part in said
 
 
 def test_points_come_with_what_the_analysis_concludes(agent: Agent) -> None:

@@ -82,7 +82,7 @@ def levers_page(page: str) -> str:
             one.results,
             ", ".join(one.causes),
             _seen_in(one),
-            "<br>".join(f"`{line}`" for line in one.written(one.values[0]).splitlines()),
+            "<br>".join(f"`{line}`" for line in one.shown(one.only_value).splitlines()),
         )
         for name, one in levers().items()
     ]

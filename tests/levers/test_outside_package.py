@@ -54,7 +54,7 @@ def analyze(environment: dict[str, str], *arguments: str) -> subprocess.Complete
 def test_it_is_listed_and_applied(installed: Callable[[str], dict[str, str]], tmp_path: Path) -> None:
     environment = installed(ENTRY)
     (row,) = json.loads(analyze(environment, "levers", "mine", "--format", "json").stdout)
-    assert (row["lever"], row["values"], row["write"]) == ("mine.chunk_mb", "1, 4", "export MINE_CHUNK_MB=1")
+    assert (row["lever"], row["values"], row["write"]) == ("mine.chunk_mb", "1, 4", "export MINE_CHUNK_MB=VALUE")
     (tmp_path / "t.py").write_text(PRINTS)
     launch = Launch(tmp_path / "sweep", environment)
     command = f"job.command='{sys.executable} {tmp_path}/t.py'"

@@ -122,10 +122,13 @@ class PredictAnswer(Answered):
 
 class LeversAnswer(Answered):
     about: list[str]
+    """What was found, and what names mean or why they are no levers."""
     gains: Status
-    """cannot tell: a lever that can mend a cause may gain nothing here; `predict` and `optimize` say more."""
-    levers: list[dict[str, str]]
-    """Of a training with a trace those that mend a cause that was found in it."""
+    """Of the rows with gain_us the best status; cannot tell if there is none, as without a recording."""
+    levers: list[dict[str, Cell]]
+    """What gains most first: change is what gain_us is of, a bound where the lever gains at most that. A lever that can
+    mend a cause and has no gain_us may gain nothing. In write VALUE stands for one of the values; without write none is
+    predicted to gain. Of a training with a trace those that mend a cause found in it, or are predicted to gain."""
     more_levers: int
     """Further ones that may apply; most of them mend nothing that was found."""
     do_not_apply: int

@@ -20,6 +20,7 @@ from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.diagnosis.findings import exposed_by_rank
 from overlap_sweep.diagnosis.runs import Run
 from overlap_sweep.errors import UserError
+from overlap_sweep.levers import levers as known_levers
 from overlap_sweep.predict.predictions import Prediction
 from overlap_sweep.report.diagnosis import headline, lost, warnings_of
 from overlap_sweep.report.predictions import PREDICTIONS
@@ -27,6 +28,12 @@ from overlap_sweep.report.section import Answer
 from overlap_sweep.report.table import Column, Row
 from overlap_sweep.results.estimate import estimate
 from overlap_sweep.results.run_directory import find_points
+
+_KNOWN: tuple[answers.Status, ...] = ("predicted", "bound")
+_LEVER_TEXTS = [one.name for one in listing.TABLE.written if one.kind == "text" and one.name != "status"]
+
+LONG = 80
+"""Characters of a note from which on it is said once."""
 
 TOP, LISTED, MOST = 5, 100, 1000
 """Rows of an answer, of a list of what there is, and of an answer that is to be full."""
@@ -148,29 +155,57 @@ def _change(row: Row, *, is_compared: bool) -> answers.ChangeAnswer:
 
 def levers(
     access: Access,
-    names: Annotated[list[str] | None, Field(description="Levers or their families, such as ddp; none: all.")] = None,
+    names: Annotated[
+        list[str] | None,
+        Field(description="Levers, families such as ddp, or changes as diagnose and predict name them; none: all."),
+    ] = None,
     applying_to: Annotated[
         str | None, Field(description="A trace, the directory of a run or sweep, or a whole training command.")
     ] = None,
     limit: Limit = 2 * TOP,
     full: Full = False,
 ) -> answers.LeversAnswer:
-    """List what can be changed in a training without changing its script, and what to write to change it."""
+    """List what can be changed in a training without changing its script, and what to write to change it.
+
+    Give the recording in applying_to: what is written then has the value that is predicted to gain most.
+    """
     if applying_to and access.is_there(applying_to):
         applying_to = str(access.path(applying_to))
-    rows, target = listing.lever_rows(names or [], applying_to)
+    rows, target, meant = listing.lever_rows(names or [], applying_to)
+    if meant.unknown and not (rows or meant.notes):
+        raise UserError(" ".join(meant.unknown))
     rows.sort(key=lambda row: listing.order_of(row, target))
-    applying = [row for row in rows if not str(row["applies"]).startswith("no")]
+    apply = {row["lever"] for row in rows if not str(row["applies"]).startswith("no")}
     is_traced = bool(target and target.training.libraries is not None and not names)
-    shown = rows if full else [row for row in applying if row["mends"] or not is_traced][:limit]
+    fitting = {row["lever"] for row in rows if row["mends"] or (row["gain_us"] and row["write"]) or not is_traced}
+    first = [row for row in rows if row["lever"] in (apply & fitting) - meant.whole][:limit]
+    shown = rows if full else [row for row in rows if row["lever"] in meant.whole] + first
+    left = {row["lever"] for row in rows} - {row["lever"] for row in shown}
+    statuses = {row["status"] for row in shown}
     return answers.LeversAnswer(
-        about=list(map(sentence, target.about if target else [])),
-        gains="cannot tell",
-        # They are ours, and `write` may have several lines.
-        levers=[{key: str(value) for key, value in row.items() if value not in (None, "")} for row in shown],
-        more_levers=0 if full else len(applying) - len(shown),
-        do_not_apply=0 if full else len(rows) - len(applying),
+        about=list(map(sentence, (*meant.unknown, *meant.notes, *(target.about if target else [])))),
+        gains=next((status for status in _KNOWN if status in statuses), "cannot tell"),
+        levers=_lever_cells(shown),
+        more_levers=len(left & apply),
+        do_not_apply=len(left - apply),
     )
+
+
+def _lever_cells(rows: Sequence[Row]) -> list[dict[str, answers.Cell]]:
+    """Returns the rows' cells that have something to say; of equal long notes the first."""
+    found: list[dict[str, answers.Cell]] = []
+    known = known_levers()
+    lever_of: dict[str, str] = {}
+    for row in rows:
+        # Texts are ours, and `write` may have several lines.
+        cells: dict[str, answers.Cell] = {key: str(row[key]) for key in _LEVER_TEXTS if row[key] not in (None, "")}
+        own = known[str(row["lever"])].note
+        if len(own) >= LONG and (first := lever_of.setdefault(own, row["lever"])) != row["lever"]:
+            cells["note"] = f"{row['note'].removesuffix(own)}As of {first}."
+        if row["gain_us"] is not None:
+            cells["gain_us"] = figure(row["gain_us"], row["gain_low_us"], row["gain_high_us"], row["status"])
+        found.append(cells)
+    return found
 
 
 def query(
