@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 
 from overlap_sweep.commands.frames import PARTS, PHASES, RANKS
-from overlap_sweep.compare import history, sweep_report, traces
+from overlap_sweep.compare import history, sweep_report, trace_report
 from overlap_sweep.report import diagnosis
 from overlap_sweep.workloads.copy_engine import section as copies
 from overlap_sweep.workloads.fsdp import compare as telemetry
@@ -61,11 +61,11 @@ TABLES: dict[str, Sequence[str]] = {
     "trace ranks/ranks --by rank": list(RANKS.types),
     "compare compared/old compared/new": list(sweep_report.POINTS.types),
     "compare compared/old compared/new --by slot": list(sweep_report.SLOTS.types),
-    f"compare {NONE} {DEFAULT}": list(traces.QUANTITIES.types),
-    f"compare {NONE} {DEFAULT} --by rank": list(traces.QUANTITIES.types),
-    f"compare {NONE} {DEFAULT} --by class": list(traces.PARTS.types),
-    f"compare {NONE} {DEFAULT} --by kernel": list(traces.PARTS.types),
-    f"compare {NONE} {DEFAULT} --by stream": list(traces.PARTS.types),
+    f"compare {NONE} {DEFAULT}": list(trace_report.QUANTITIES.types),
+    f"compare {NONE} {DEFAULT} --by rank": list(trace_report.QUANTITIES.types),
+    f"compare {NONE} {DEFAULT} --by class": list(trace_report.PARTS.types),
+    f"compare {NONE} {DEFAULT} --by kernel": list(trace_report.PARTS.types),
+    f"compare {NONE} {DEFAULT} --by stream": list(trace_report.PARTS.types),
     "compare compared/cuda compared/rocm": list(telemetry.ROWS.types),
     "history store/measurements.sqlite": list(history.ROWS.types),
     f"diagnose {FSDP2}": list(diagnosis.FINDINGS.types),
