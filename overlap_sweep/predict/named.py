@@ -122,8 +122,8 @@ CHANGES = {
     "ranks.surplus": Change(
         partial(_flag, hosts.without_surplus, "none"),
         ["none"],
-        note="Without the kernels that one rank alone runs: if they can be left out.",
-        mends=("straggler",),
+        is_bound=True,
+        note="Without the kernels that one rank alone runs, if they can be left out: shared, they gain less.",
     ),
     "nccl.cta_policy": Change(
         partial(_flag, resources.beside_nothing, "2"),
