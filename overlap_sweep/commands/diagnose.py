@@ -14,13 +14,10 @@ from overlap_sweep.commands.frames import diagnosed_rows, read_runs_of_nodes
 from overlap_sweep.diagnosis.causes import CAUSES
 from overlap_sweep.report.console import print_table
 from overlap_sweep.report.diagnosis import TABLES, print_diagnosis, warnings_of
-from overlap_sweep.report.numbers import as_us
 from overlap_sweep.report.table import Listing
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from overlap_sweep.predict.predictions import Prediction
 
 
 class Rows(StrEnum):
@@ -84,6 +81,9 @@ def diagnose(
 
     Exit status: 0 success, 1 error, 2 wrong usage, 3 a --fail-if condition holds.
     """
+    # Imported here, because numpy is only needed to read traces.
+    from overlap_sweep.predict.predictions import in_words
+
     runs, problems, warnings = read_runs_of_nodes(paths, ranks_per_node)
     for warning in (*warnings, *warnings_of(runs)):
         output.print_warning(warning)
@@ -94,7 +94,12 @@ def diagnose(
     def show(console: Console) -> None:
         if by is Rows.finding:
             for name, found in diagnoses:
-                print_diagnosis(found, console, [predicted_in_words(mend) if mend else None for mend in mends[name]])
+                mend = mends[name]
+                predicted = [
+                    f"Predicted for the whole step: {in_words(one)}." if one else "" for one in mend.of_findings
+                ]
+                tries = [row["try"] for row in rows if row["run"] == name]
+                print_diagnosis(found, console, tries, predicted, mend.best_in_words)
             return
         for run, same in groupby(rows, key=itemgetter("run")):
             own = list(same)
@@ -107,14 +112,3 @@ def diagnose(
     output.fail_for(problems)
     if fail_expressions:
         output.fail_if(fail_expressions, frame())
-
-
-def predicted_in_words(mend: Prediction) -> str:
-    """Returns what a change is predicted to gain, in a sentence."""
-    low_us, high_us = mend.gain_low_us or 0.0, mend.gain_high_us or 0.0
-    bound = " at most" if mend.status == "bound" else ""
-    gains = "gains" if low_us > 0 or bound else "may gain"
-    return (
-        f"Predicted: {mend.change} {gains}{bound} {as_us(mend.gain_us or 0.0)} us of {as_us(mend.step_us)} "
-        f"({as_us(low_us)} to {as_us(high_us)})."
-    )

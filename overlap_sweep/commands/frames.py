@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain, groupby
+from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from statistics import median as median_of
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from overlap_sweep.diagnosis.runs import Run
-    from overlap_sweep.predict.predictions import Prediction
+    from overlap_sweep.predict.runs import Mends
     from overlap_sweep.trace import PartRow, PhaseSummary, TraceRow
     from overlap_sweep.trace.files import TraceFile
 
@@ -148,8 +148,7 @@ def read(directory: Path | str, table: str | None = None) -> pd.DataFrame:
 
     `table` is `points` (of operators), `layers`, `kernels`, `training`, `copies`, `tp_training` or `jobs`; None: the
     first of these that has rows; or `predictions`: what changes would gain, from all traces there. If there are no
-    points, the Parquet file of an analysis is read. Files that cannot be read cause a warning; UserError if nothing can
-    be read.
+    points, the Parquet file of an analysis is read. What cannot be read causes a warning; UserError if nothing can.
     """
     found = point_rows(Path(directory), table)
     _warn([*found.problems, *found.warnings])
@@ -182,8 +181,7 @@ def read_diagnosis(
 
     `ranks_per_node`: ranks on each node, to tell communication within nodes from that between them; None: known only
     for traces of points.
-    Times are in microseconds per step. What cannot be read or is unknown causes a warning; UserError if nothing can be
-    read.
+    Times are in microseconds per step. What cannot be read causes a warning; UserError if nothing can be read.
     """
     from overlap_sweep.report.diagnosis import TABLE_BY, warnings_of
 
@@ -197,18 +195,22 @@ def read_diagnosis(
     return table.frame(rows)
 
 
-def diagnosed_rows(runs: Sequence[Run], by: str) -> tuple[Table[Row], list[Row], dict[str, list[Prediction | None]]]:
-    """Returns the table of a diagnosis and its rows; and by run for each finding the change that mends it best."""
+def diagnosed_rows(runs: Sequence[Run], by: str) -> tuple[Table[Row], list[Row], dict[str, Mends]]:
+    """Returns the table of a diagnosis and its rows; and by run the changes that mend what was found."""
     # Imported here, because numpy is only needed to read traces.
-    from overlap_sweep.predict.runs import mends_of
+    from overlap_sweep.predict.runs import advice_of, mends_of
     from overlap_sweep.report.diagnosis import TABLE_BY
 
     table, rows_of = TABLE_BY[by]
     rows = rows_of(runs)
     mends = {run.name: mends_of(run) for run in runs if run.found} if by == "finding" else {}
-    for row, mend in zip(rows, chain.from_iterable(mends.values()), strict=False):
+    findings = [one for run in runs if run.found for one in run.found.diagnosis.findings]
+    changes = [pair for own in mends.values() for pair in zip(own.of_findings, own.is_first, strict=True)]
+    for row, finding, (mend, is_first) in zip(rows, findings, changes, strict=False):
         if mend:
-            row |= {"predicted_us": mend.gain_us, "change": mend.change}
+            # One change may answer several findings: what it gains is there once.
+            row |= {"predicted_us": mend.gain_us if is_first else None, "change": mend.change}
+            row["try"] = advice_of(finding, mend)
     return table, rows, mends
 
 

@@ -336,9 +336,10 @@ def _of_traces(path: Path) -> Target:
     found = Target([], Training(facts.libraries, on_cpu=not facts.on_device), findings)
     about = [f"{run.name}: {', '.join(found.causes) or 'communication costs next to nothing'}."]
     try:
-        advised = [as_lever(mend.change) for mend in mends_of(run) if mend]
+        mends = mends_of(run)
     except UserError as error:
         return replace(found, about=[*about, f"What levers gain is not predicted: {error}"])
+    advised = [as_lever(mend.change) for mend in (*mends.of_findings, mends.best) if mend]
     predict = partial(predictions_of, readable(run), seen=run.seen)
     return replace(found, about=about, advised=advised, predict=lambda changes: predict(changes) if changes else [])
 

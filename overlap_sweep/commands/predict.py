@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -82,11 +82,11 @@ def predicted_rows(
 ) -> tuple[list[Row], list[str], list[str]]:
     """Returns the rows of PREDICTIONS, the names of the runs, and a sentence for each trace that cannot be read."""
     from overlap_sweep.commands.frames import find_traces
-    from overlap_sweep.predict.predictions import predict as predictions
     from overlap_sweep.predict.runs import graphs
 
-    for each in change:
-        _check_known(each)
+    refused = {each: reason for each in change if (reason := _refused(each))}
+    if refused and len(refused) == len(set(change)):
+        raise UserError(next(iter(refused.values())))
     traces, problems = find_traces(paths)
     runs = graphs(traces)
     other = None if against is None else _only(graphs(find_traces([against])[0]), against)
@@ -94,13 +94,25 @@ def predicted_rows(
     rows = [
         {"run": name, **msgspec.structs.asdict(one), **_compared(one, other)}
         for name, graph in known
-        for one in predictions(graph, change)
+        for one in _predictions(graph, change, refused)
     ]
     return rows, [name for name, _ in known], [*problems, *(problem for run in runs for problem in run.problems)]
 
 
-def _check_known(change: str) -> None:
-    """UserError if something in it is no change that is predicted; of a lever it says which change is like it."""
+def _predictions(graph: StepGraph, wanted: Sequence[str], refused: Mapping[str, str]) -> list[Prediction]:
+    """Returns the predictions of the changes that are wanted, or of all, of those that are refused why."""
+    from overlap_sweep.predict.predictions import predict, unpredicted
+
+    known = predict(graph, [each for each in wanted if each not in refused])
+    if not refused:
+        return known
+    left = iter(known)
+    return [unpredicted(graph, each, refused[each]) if each in refused else next(left) for each in wanted]
+
+
+def _refused(change: str) -> str:
+    """Returns why a change that has a lever is not predicted, with the change that is like it, or an empty string;
+    UserError if something in it is neither a change nor a lever."""
     from overlap_sweep.levers import levers
     from overlap_sweep.levers.programs import text
     from overlap_sweep.predict.named import CHANGES, parsed, singles
@@ -112,11 +124,12 @@ def _check_known(change: str) -> None:
         if not lever:
             continue
         if name not in predicted:
-            raise UserError(f"What {name} gains is not predicted: leave it out, and measure that lever.")
+            return f"What {name} gains is not predicted: leave it out, and measure that lever."
         instead = predicted[name].replace("{value}", value or text(lever.values[0]))
         gains = "is predicted as" if lever.change else "gains at most what is predicted of"
-        raise UserError(f"{name} {gains} {instead}; give that instead.")
+        return f"{name} {gains} {instead}; give that instead."
     parsed(change, also=predicted)
+    return ""
 
 
 def rows_that_apply(paths: Sequence[Path]) -> tuple[list[Row], list[str]]:

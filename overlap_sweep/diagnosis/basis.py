@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from statistics import median
 
 import numpy as np
@@ -75,6 +75,11 @@ class Basis:
         return all((size_of(self.own, call) or self.own.world_size or 0) <= len(self.views) for call in self.calls)
 
     @property
+    def most_blocks(self) -> int:
+        """Returns the thread blocks of the calls' kernels, if NCCL's, of the largest; 0 if unknown."""
+        return max((call.blocks for call in self.calls if call.blocks and call.library == "nccl"), default=0)
+
+    @property
     def roles(self) -> set[Role]:
         return {loss.role for loss in self.losses if loss.role}
 
@@ -86,6 +91,12 @@ class Basis:
     @cached_property
     def all_lost_ns(self) -> float:
         return sum(loss.lost_ns for loss in self.losses)
+
+    @property
+    def step_us(self) -> float:
+        """Returns the time of a steady step of the rank, median."""
+        steps = [step.end_ns - step.start_ns for step in self.own.steps if not step.startup]
+        return median(steps) / 1000 if steps else 0.0
 
     @property
     def sum_lost_us(self) -> float:
@@ -222,10 +233,9 @@ def _larger_bucket(basis: Basis) -> str:
     return f"{larger:.0f}" if larger > DEFAULT_BUCKET else ""
 
 
-def _fewer_blocks(basis: Basis) -> str:
-    most = max((call.blocks for call in basis.calls if call.blocks and call.library == "nccl"), default=0)
+def _fewer_blocks(basis: Basis, part: int) -> str:
     # Only what can be halved twice.
-    return f"{most // 2} or {most // 4}" if most >= 4 else ""
+    return str(basis.most_blocks // part) if basis.most_blocks >= 4 else ""
 
 
 def _missing_ranks(basis: Basis) -> str:
@@ -257,6 +267,11 @@ CONDITIONS: dict[str, Callable[[Basis], bool | str]] = {
     "low_precision": lambda basis: (
         bool(basis.calls) and all((element_bytes(call.dtype) or 4) < 4 and call.dtype != BYTES for call in basis.calls)
     ),
+    # Ranks of a tensor-parallel group; those of an expert-parallel one exchange tokens, stages of a pipeline messages.
+    "same_samples": lambda basis: (
+        basis.roles == {"activation"}
+        and all(call.collective in ("all_reduce", "all_gather", "reduce_scatter") for call in basis.calls)
+    ),
     "blocks_backward": lambda basis: basis.blocks_backward,
     "between_nodes": lambda basis: basis.between_nodes,
     "parameters_between_nodes": lambda basis: (
@@ -268,7 +283,8 @@ CONDITIONS: dict[str, Callable[[Basis], bool | str]] = {
     # Values to try instead of those that the trace shows to be in use: buckets in MiB, SMs of NCCL.
     "smaller": _smaller_bucket,
     "larger": _larger_bucket,
-    "fewer": _fewer_blocks,
+    "fewer": partial(_fewer_blocks, part=2),
+    "fewest": partial(_fewer_blocks, part=4),
     "busy_cores": _busy_cores,
     # Waiting for them looks like what is found.
     "missing_ranks": _missing_ranks,

@@ -146,6 +146,11 @@ class RankFacts:
         """Returns the number of kernels, or of operators on a CPU, per steady step."""
         return float(self.is_steady.sum()) / max(len(self.steady_steps), 1)
 
+    def runs_per_step(self, name: str) -> float:
+        """Returns how often a kernel, or on a CPU an operator, of this name runs per steady step."""
+        named = np.array([own == name for own in self.names], np.bool_)
+        return float((named[self.work.signature] & self.is_steady).sum()) / max(len(self.steady_steps), 1)
+
     @property
     def time_by_kernel(self) -> Counter[str]:
         """Returns the time of all kernels, or of operators on a CPU, by name, in nanoseconds."""

@@ -30,6 +30,7 @@ from overlap_sweep.diagnosis.facts import RankFacts
 from overlap_sweep.diagnosis.groups import GroupRow, GroupTotal, NodeTimes, group_rows, group_totals, node_times_of
 from overlap_sweep.diagnosis.lateness import Often, Share, by_root, often_of
 from overlap_sweep.diagnosis.losses import RankView, Seen, losses_of, seen_of
+from overlap_sweep.trace.activity import BWD, FWD
 from overlap_sweep.trace.files import TraceFile, rank_of
 from overlap_sweep.trace.intervals import Measure, intersect, merge, subtract
 
@@ -327,4 +328,7 @@ def _notes(facts: Sequence[RankFacts], findings: Sequence[Finding]) -> list[str]
         notes.append(RECORDING_SLOWS)
     if facts[0].on_device and all(np.all(own.work.launch_ns == NEVER) for own in facts):
         notes.append("The trace has no launches: whether the host was too late is unknown, and counts as dependency.")
+    passes = {pass_ for own in facts for pass_ in np.unique(own.work.pass_).tolist()}
+    if FWD in passes and BWD not in passes:
+        notes.append("The recording shows no backward pass: nothing trains in it, or it is of a part of the step.")
     return notes

@@ -270,8 +270,8 @@ def _mends(row: JobRow) -> dict[str, Prediction]:
     from overlap_sweep.predict.runs import mends_of
 
     found: dict[str, Prediction] = {}
-    for finding, mend in zip(run.found.diagnosis.findings, mends_of(run), strict=True):
-        if mend:
+    for finding, mend in zip(run.found.diagnosis.findings, mends_of(run).of_findings, strict=True):
+        if mend and (mend.gain_us or 0.0) > 0:
             found.setdefault(finding.cause, mend)
     return found
 

@@ -110,18 +110,33 @@ CHANGES = {
         [],
         is_bound=True,
         of_host=True,
-        note="A bound: one kernel for all parameters takes some of that time.",
+        note="One kernel for all parameters takes some of that time.",
     ),
-    "ranks.equal": Change(partial(_flag, hosts.equal_ranks, "true"), ["true"], of_host=True, mends=("straggler",)),
+    "ranks.equal": Change(
+        partial(_flag, hosts.equal_ranks, "true"),
+        ["true"],
+        of_host=True,
+        note="To the mean of the ranks, between any two collectives: also where they are late in turn.",
+        mends=("straggler",),
+    ),
+    "ranks.surplus": Change(
+        partial(_flag, hosts.without_surplus, "none"),
+        ["none"],
+        is_bound=True,
+        note="Without the kernels that one rank alone runs, if they can be left out: shared, they gain less.",
+    ),
     "nccl.cta_policy": Change(
         partial(_flag, resources.beside_nothing, "2"),
         ["2"],
         is_bound=True,
-        note="A bound: copies by copy engines take no multiprocessors, but may be slower themselves.",
+        note="Copies by copy engines take no multiprocessors, but may be slower themselves.",
         mends=("contention",),
     ),
     "link.times": Change(
-        lambda graph, value: resources.faster_link(graph, number_of(value)), ["2"], is_bound=True, note="A bound."
+        lambda graph, value: resources.faster_link(graph, number_of(value)),
+        ["2"],
+        is_bound=True,
+        note="Shows what the link costs; nothing sets it.",
     ),
     "nccl.max_ctas": Change(
         lambda graph, value: blocks.with_blocks(graph, most=_by_group(graph, value)),

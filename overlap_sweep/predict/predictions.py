@@ -25,6 +25,7 @@ from overlap_sweep.predict.replay import (
     recorded,
     replay,
     replay_at_power,
+    spans_ns,
     step_us,
 )
 
@@ -56,7 +57,9 @@ class Prediction(msgspec.Struct, kw_only=True):
 
     change: str
     step_us: float
-    """Of the recording: mean of its steps, of the slowest rank."""
+    """Of the recording: mean of its steps, of the slowest rank; `diagnose` has the median."""
+    steps_us: list[float] = []
+    """Times of the recorded steps, whose mean it is."""
     predicted_us: float | None = None
     """None if it cannot be told; of a bound the least time."""
     low_us: float | None = None
@@ -83,9 +86,14 @@ def predict(graph: StepGraph, wanted: Sequence[str] = ()) -> list[Prediction]:
         raise UserError("No step that all ranks have was recorded without the profiler's start; record more steps.")
     if wanted:
         return [_predicted(graph, each) for each in wanted]
-    found = [_predicted(graph, f"{name}={value}") for name, one in CHANGES.items() for value in one.values]
-    told = [one for one in found if one.gain_us is not None and abs(one.gain_us) >= LEAST * one.step_us]
-    return sorted(_without_equal(told), key=lambda one: -(one.gain_us or 0.0))
+    found: list[Prediction] = []
+    for name, one in CHANGES.items():
+        values = [_predicted(graph, f"{name}={value}") for value in one.values]
+        known = [each for each in values if each.gain_us is not None]
+        # If one of its values gains or costs something, the others do less, which is to be seen.
+        if any(not _is_same(each) for each in known):
+            found += known
+    return sorted(_without_equal(found), key=lambda one: -(one.gain_us or 0.0))
 
 
 def _without_equal(found: Iterable[Prediction]) -> Iterator[Prediction]:
@@ -99,6 +107,11 @@ def _without_equal(found: Iterable[Prediction]) -> Iterator[Prediction]:
             values = " and ".join(one.change.partition("=")[2] for one in equal)
             reason = f"It takes as long with {values}. {first.reason}".strip() if equal else first.reason
             yield msgspec.structs.replace(first, reason=reason)
+
+
+def _is_same(one: Prediction) -> bool:
+    """Returns whether the step takes as long with the change."""
+    return abs(one.gain_us or 0.0) < LEAST * one.step_us
 
 
 def _gains_alike(one: Prediction, other: Prediction) -> bool:
@@ -122,7 +135,7 @@ def _predicted(graph: StepGraph, change: str) -> Prediction:
         usual, times = replayed(1.0, None, POWER)
         spread_us = [step_us(*replayed(0.5, 0, 0.0)), step_us(*replayed(1.5, 1, MOST_POWER))]
     except CannotTell as error:
-        return Prediction(change=change, step_us=original_us, reason=str(error), status="cannot tell")
+        return unpredicted(graph, change, str(error))
     predicted_us, half_us = step_us(usual, times), half_width_us(graph)
     low_us, high_us = min(*spread_us, predicted_us) - half_us, max(*spread_us, predicted_us) + half_us
     bounds = [one for one, _ in changes if one.is_bound]
@@ -132,6 +145,7 @@ def _predicted(graph: StepGraph, change: str) -> Prediction:
     found = Prediction(
         change=change,
         step_us=original_us,
+        steps_us=_steps_us(graph),
         predicted_us=predicted_us,
         low_us=low_us,
         high_us=most_us,
@@ -151,27 +165,55 @@ def _predicted(graph: StepGraph, change: str) -> Prediction:
         )
     if overlaps and graph.on_device and not any(graph.shows_contention):
         gpus = usual_contention(graph.device_name, graph.world_size).gpus
-        notes.append(f"No GEMM ran beside communication: what that costs is taken from {gpus}.")
+        notes.append(f"No GEMM that also ran alone ran mostly beside communication: what that costs is as on {gpus}.")
     if graph.on_device and original_us > predicted_us and _launches_share(usual, times) >= HOST_BOUND:
         notes.append(
             "The host's launches are the limit then, which recording slows down: without the profiler it may gain more."
         )
-    notes = [*notes, *usual.notes, *_of_gain(found)]
+    notes = [*notes, *usual.notes, *_of_gain(found, half_us)]
     return msgspec.structs.replace(found, reason=" ".join(dict.fromkeys(notes)))
 
 
-def _of_gain(found: Prediction) -> Iterator[str]:
-    """Yields what to know of a gain: whether it may be nothing, and what it is of a step of more samples."""
+def unpredicted(graph: StepGraph, change: str, reason: str) -> Prediction:
+    """Returns that it cannot be told what a change gains."""
+    recorded_us = step_us(graph, recorded(graph))
+    return Prediction(
+        change=change, step_us=recorded_us, steps_us=_steps_us(graph), reason=reason, status="cannot tell"
+    )
+
+
+def _of_gain(found: Prediction, half_us: float) -> Iterator[str]:
+    """Yields what to know of a gain: whether it may be nothing, and what it is of a step of more samples. `half_us`:
+    what the interval has at least on each side."""
     gain_us, predicted_us = found.gain_us or 0.0, (found.predicted_us or 0.0) / found.work
-    is_doubtful = (found.gain_low_us or 0.0) <= 0 <= (found.gain_high_us or 0.0)
-    if found.status == "predicted" and abs(gain_us) >= LEAST * found.step_us and is_doubtful:
-        yield f"It may {'gain' if gain_us > 0 else 'cost'} nothing."
+    low_us, high_us = found.gain_low_us or 0.0, found.gain_high_us or 0.0
+    least = f"no interval is narrower than {as_share(half_us / found.step_us)} of the step to each side"
+    if found.status == "bound" and found.high_us is not None:
+        yield f"It gains at most {as_time(gain_us)}, {as_time(high_us)} with the prediction's own error, or nothing."
+    elif found.status == "predicted" and low_us <= 0 <= high_us:
+        if _is_same(found):
+            yield f"The step is predicted to take as long; {least}."
+        else:
+            what = "gain nothing, or cost time" if gain_us > 0 else "cost nothing, or gain time"
+            yield f"It may {what}: {least}."
     if found.work != 1:
         share = as_share(abs(gain_us) / found.step_us)
         yield (
             f"A step of {found.work:g} times the samples: {as_time(predicted_us)} for as many as now, "
             f"{share} {'less' if gain_us > 0 else 'more'}."
         )
+
+
+def in_words(one: Prediction) -> str:
+    """Returns what a change is predicted to gain or to cost of the whole step, such as `fsdp2.prefetch=1 gains 6,822 us
+    of 83,249 us (1,562 us to 13,016 us)`."""
+    gain_us, low_us, high_us = one.gain_us or 0.0, one.gain_low_us or 0.0, one.gain_high_us or 0.0
+    if gain_us < 0:
+        gain_us, low_us, high_us, verb = -gain_us, -high_us, -low_us, "cost"
+    else:
+        verb = "gain"
+    sure = f"{verb}s at most" if one.status == "bound" else f"{verb}s" if low_us > 0 else f"may {verb}"
+    return f"{one.change} {sure} {as_time(gain_us)} of {as_time(one.step_us)} ({as_time(low_us)} to {as_time(high_us)})"
 
 
 DIFFERS = 0.005
@@ -205,6 +247,20 @@ def _changed(
         if end is not None:
             node.duration_ns *= node.leeway[end]
     return copy
+
+
+def _steps_us(graph: StepGraph) -> list[float]:
+    """Returns the times of the recorded steps of the slowest rank, from each one's first kernel to the next one's, of
+    the last one to its end."""
+    spans = spans_ns(graph, recorded(graph))
+    running = [
+        node for node in graph.nodes if node.kind in ("compute", "comm") and node.rank == spans.index(max(spans))
+    ]
+    starts: dict[int, float] = {}
+    for node in running:
+        starts[node.step] = min(starts.get(node.step, node.recorded_ns[0]), node.recorded_ns[0])
+    moments = [*sorted(starts.values()), max(node.recorded_ns[1] for node in running)]
+    return [(after - before) / 1000 for before, after in pairwise(moments)]
 
 
 def half_width_us(graph: StepGraph, least: float | None = None) -> float:

@@ -10,12 +10,13 @@ from typing import TypeVar
 import msgspec
 
 from overlap_sweep.cache import code_digest
+from overlap_sweep.diagnosis import LISTED, Finding
 from overlap_sweep.diagnosis.losses import Seen, seen_of
 from overlap_sweep.diagnosis.runs import Run, facts_of_ranks, grouped, read_ranks
 from overlap_sweep.predict.graph import StepGraph, graph_of
 from overlap_sweep.predict.named import that_mend
 from overlap_sweep.predict.picture import Picture, picture_of
-from overlap_sweep.predict.predictions import Prediction, predict
+from overlap_sweep.predict.predictions import Prediction, in_words, predict
 from overlap_sweep.predict.replay import replay_error
 from overlap_sweep.trace.files import cache, cached, key_of
 
@@ -118,16 +119,51 @@ def _kept(
     return found
 
 
-def mends_of(run: Run) -> list[Prediction | None]:
-    """Returns for each finding of a run the change that is predicted to gain most of those that its advice means; None
-    where none gains."""
+class Mends(msgspec.Struct):
+    """What is predicted of the changes that a run's findings ask for."""
+
+    of_findings: list[Prediction | None]
+    """For each finding, of the changes that its advice means the one that is predicted to gain most, or to cost least;
+    None where none is predicted. One may answer several findings: its gain is that of the whole step."""
+    best: Prediction | None
+    """Of all changes the one that is predicted to gain most, without bounds; None if none gains LISTED of a step."""
+
+    @property
+    def is_first(self) -> list[bool]:
+        """Returns for each finding whether none before it has its change."""
+        named = [one.change if one else "" for one in self.of_findings]
+        return [name not in named[:place] for place, name in enumerate(named)]
+
+    @property
+    def best_in_words(self) -> str:
+        """Returns a sentence on the best change; empty if it is that of a finding, which has it."""
+        named = [one.change for one in self.of_findings if one]
+        if self.best is None or self.best.change in named:
+            return ""
+        return f"The best of all changes, as predicted: {in_words(self.best)}."
+
+
+def advice_of(finding: Finding, mend: Prediction | None) -> str:
+    """Returns what to try for a finding: as it says, unless the best that is predicted of that costs time."""
+    if mend is None or mend.status != "predicted" or (mend.gain_high_us or 0.0) >= 0:
+        return finding.try_
+    return f"Leave it as it is. What would mend it costs more than it gains, as predicted: {in_words(mend)}."
+
+
+def mends_of(run: Run) -> Mends:
+    """Returns the changes that answer a run's findings, and the best of all."""
     findings = run.found.diagnosis.findings if run.found else []
     wanted = [that_mend([one.cause])[one.cause] if one.changes is None else one.changes for one in findings]
     changes = list(dict.fromkeys(chain.from_iterable(wanted)))
     known = predictions_of(readable(run), changes, run.seen) if changes else []
     # The sort is stable: of equal gains the first that was named.
-    gaining = sorted((one for one in known if (one.gain_us or 0.0) > 0), key=lambda one: -(one.gain_us or 0.0))
-    return [next((one for one in gaining if one.change in own), None) for own in wanted]
+    ordered = sorted((one for one in known if one.gain_us is not None), key=lambda one: -(one.gain_us or 0.0))
+    every = predictions_of(readable(run), seen=run.seen) if findings else []
+    best = next((one for one in every if one.status == "predicted"), None)
+    return Mends(
+        [next((one for one in ordered if one.change in own), None) for own in wanted],
+        best if best and (best.gain_us or 0.0) >= LISTED * best.step_us else None,
+    )
 
 
 def readable(run: Run) -> list[Path]:

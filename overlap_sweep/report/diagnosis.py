@@ -55,7 +55,7 @@ GROUP = _text("process_group", "Name and description of the process group; empty
 
 FINDINGS: Table[Row] = Table(
     "findings",
-    "one row per finding, in each run the most worthwhile first",
+    "one row per finding, in each run those of the cause first that loses most in all its findings",
     (
         RUN,
         _text(
@@ -72,11 +72,12 @@ FINDINGS: Table[Row] = Table(
         item("share", "lost_us / time of the step.", "share", show=as_share),
         item(
             "predicted_us",
-            "Gain per step that is predicted of the change, one that mends such a cause; empty if none applies.",
+            "Gain per step that is predicted of the change, of the whole step: at the first finding of a run that it "
+            "answers; negative if it costs time. Empty if none applies.",
             "predicted us",
             dropped=3,
         ),
-        _text("change", "That change, as `analyze.py predict` names it.", "change", dropped=2),
+        _text("change", "The best change of those that are tried, as `analyze.py predict` names it.", dropped=2),
         _count(
             "rank",
             "Rank that loses most; for a straggler the rank that the others wait for. Empty if ranks are late in turn, "
@@ -309,7 +310,7 @@ def headline(diagnosis: Diagnosis) -> str:
     }
     listed = ", ".join(f"{name} {_with_share(us, found.step_us)}" for name, us in parts.items() if us > 0)
     several = len(diagnosis.ranks) > 1
-    steps = f"{counted(found.num_steps, 'step')} of {as_us(found.step_us)} us on {diagnosis.device}"
+    steps = f"{counted(found.num_steps, 'step')} of {as_us(found.step_us)} us (median) on {diagnosis.device}"
     who = f"{len(diagnosis.ranks)} ranks, {steps}. Rank {found.rank} loses most" if several else f"{steps}. Lost"
     late = {one.rank for one in diagnosis.findings if one.cause == "straggler" and one.rank is not None}
     waits = f" Others wait for rank {some_of(sorted(late))}." if late else ""
@@ -334,23 +335,28 @@ def _with_share(time_us: float, step_us: float) -> str:
     return f"{as_us(time_us)} us ({as_share(time_us / step_us if step_us else 0.0)})"
 
 
-def print_diagnosis(found: Found, console: Console, predicted: Sequence[str | None] = ()) -> None:
-    """Prints what a run loses, then each finding with its evidence and what to try. `predicted`: for each a sentence on
-    what the change that mends it is predicted to gain."""
+def print_diagnosis(
+    found: Found, console: Console, advice: Sequence[str] = (), predicted: Sequence[str] = (), best: str = ""
+) -> None:
+    """Prints what a run loses, then each finding with its evidence and what to try. `advice`: for each what to try, if
+    not what it says itself; `predicted`: a sentence on what the change that mends it is predicted to gain; `best`: on
+    the change that is predicted to gain most."""
     from overlap_sweep.report.console import print_lines
 
     diagnosis = found.diagnosis
     console.print(f"\n{diagnosis.run}", style="bold")
-    print_lines([headline(diagnosis), *filter(None, [between_nodes_in_a_sentence(found.node_times)])], console)
+    print_lines([headline(diagnosis), *filter(None, [between_nodes_in_a_sentence(found.node_times), best])], console)
     tries: dict[str, int] = {}
     said: dict[str | None, int] = {}
-    for number, (finding, gain) in enumerate(zip_longest(diagnosis.findings, predicted), 1):
+    tried = advice or [one.try_ for one in diagnosis.findings]
+    for number, (finding, try_, gain) in enumerate(zip_longest(diagnosis.findings, tried, predicted), 1):
         console.print()
         print_lines([f"{number}. {title(finding)}"], console, hanging=3)
-        first = tries.setdefault(finding.try_, number)
-        advice = finding.try_ if first == number else f"as for {first}."
-        new = gain if said.setdefault(gain, number) == number else None
-        lines = [finding.evidence, f"Try: {advice}" if finding.try_ else "", new]
+        first = tries.setdefault(try_, number)
+        text = try_ if first == number else f"as for {first}."
+        # One change may answer several findings. What costs time has been said.
+        is_new = gain and said.setdefault(gain, number) == number and try_ == finding.try_
+        lines = [finding.evidence, f"Try: {text}" if try_ else "", gain if is_new else None]
         print_lines([*filter(None, lines)], console, indent=5, hanging=0)
 
 

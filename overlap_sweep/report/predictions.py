@@ -14,7 +14,9 @@ PREDICTIONS: Table[Row] = Table(
     (
         _text("run", "Common name of the traces of all ranks, with their directory.", queried=True),
         _text("change", "NAME=VALUE, several joined by +.", "change"),
-        item("step_us", "Time of a recorded step, the mean, of the slowest rank.", "step us"),
+        item(
+            "step_us", "Time of a recorded step, the mean, of the slowest rank; `diagnose` has the median.", "step us"
+        ),
         item(
             "predicted_us",
             "Time of the step with the change; of a bound the least. Empty if it cannot be told.",

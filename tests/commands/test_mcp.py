@@ -21,10 +21,12 @@ from jsonschema import Draft202012Validator
 from mcp.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 
+from overlap_sweep.commands.agents import tools
 from overlap_sweep.commands.agents.answers import LONGEST_NAME, LONGEST_SENTENCE
 from overlap_sweep.keeper.process import all_processes
 from overlap_sweep.optimizer.record import OptimizeRecord
 from tests.analyze import ROOT, analyze
+from tests.diagnosis.planted import ARCHIVES, unpack
 from tests.golden.made_analysis import write_optimized
 from tests.made_sweeps import write_sweep_of_jobs
 from tests.timeline import Timeline
@@ -121,6 +123,42 @@ def test_a_diagnosis_is_the_commands_with_noise_and_status(agent: Agent) -> None
         assert one["may_gain_us"]["value"] == pytest.approx(row["lost_us"], rel=1e-4)
         assert one["change"] == (row["change"] or "")
     assert len(agent.call("diagnose", paths=FSDP, full=True)["runs"][0]["findings"]) == len(rows)
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("planted")
+    for name in ("h200x2", "h200x2_reads_and_ctas"):
+        unpack(ARCHIVES / f"{name}.tar.xz", folder)
+    return folder
+
+
+def test_what_is_predicted_to_cost_is_not_advised(planted: Path) -> None:
+    """With half of its 16 thread blocks NCCL is the slower one."""
+    (run,) = tools.diagnose(tools.Access((planted,)), [str(planted / "fewer_ctas")]).runs
+    found = next(one for one in run.findings if one.cause == "contention")
+
+    assert "NCCL has 16 thread blocks" in found.evidence
+    assert found.change == "nccl.max_ctas=8"
+    assert found.advice.startswith("Leave it as it is.")
+    assert found.predicted_gain_us
+    assert found.predicted_gain_us.high is not None
+    assert found.predicted_gain_us.high < 0
+    assert run.best_change == ""
+
+
+def test_each_cause_is_shown_and_each_gain_once(planted: Path) -> None:
+    """The late rank is the sixth finding; three findings ask for one change."""
+    access, path = tools.Access((planted,)), [str(planted / "fsdp2_no_prefetch")]
+    (run,) = tools.diagnose(access, path).runs
+    (every,) = tools.diagnose(access, path, full=True).runs
+
+    assert "Others wait for rank 0." in run.summary
+    assert {one.cause for one in run.findings} == {one.cause for one in every.findings}
+    assert run.more_findings == len(every.findings) - len(run.findings)
+    late = [one for one in run.findings if one.change == "fsdp2.prefetch=1"]
+    assert [one.predicted_gain_us is not None for one in late] == [True, False, False]
+    assert run.best_change == "fsdp2.reshard_after_forward=false"
 
 
 def test_with_one_of_two_ranks_waiting_cannot_be_seen(agent: Agent) -> None:

@@ -71,6 +71,16 @@ def test_a_recording_with_the_change_is_compared(recorded: Path) -> None:
     assert one["wrong"] == "GEMMs 635 us more than predicted"
 
 
+def test_a_lever_that_is_not_predicted_is_answered_beside_others(recorded: Path) -> None:
+    wanted = ("--change", "ddp.first_bucket_mb=1", "--change", "ddp.bucket_cap_mb=25", "--format", "json")
+
+    untold, told = json.loads(analyze("predict", recorded / "ddp_one_bucket", *wanted).stdout)
+
+    assert (untold["change"], untold["status"]) == ("ddp.first_bucket_mb=1", "cannot tell")
+    assert untold["reason"].startswith("What ddp.first_bucket_mb gains is not predicted")
+    assert (told["change"], told["status"]) == ("ddp.bucket_cap_mb=25", "predicted")
+
+
 @pytest.mark.parametrize(
     ("words", "error"),
     [

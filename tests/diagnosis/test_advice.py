@@ -91,11 +91,12 @@ def test_values_in_use_are_not_advised() -> None:
     values = {mib: _values(mib, blocks=8) for mib in (1000.0, 25.0, 24.5, 1.0)}
     assert {mib: one["smaller"] for mib, one in values.items()} == {1000: "25", 25: "12", 24.5: "12", 1: "0.5"}
     assert {mib: one.get("larger") for mib, one in values.items()} == {1000: "4000", 25: "100", 24.5: "98", 1: None}
-    assert {blocks: _values(1.0, blocks).get("fewer") for blocks in (32, 24, 8, 2)} == {
-        32: "16 or 8",
-        24: "12 or 6",
-        8: "4 or 2",
-        2: None,
+    blocks = {blocks: _values(1.0, blocks) for blocks in (32, 24, 8, 2)}
+    assert {number: (one.get("fewer"), one.get("fewest")) for number, one in blocks.items()} == {
+        32: ("16", "8"),
+        24: ("12", "6"),
+        8: ("4", "2"),
+        2: (None, None),
     }
 
 

@@ -261,7 +261,7 @@ def test_a_gain_within_the_interval_is_not_claimed(folder: Path) -> None:
     made = recorded(folder, "causes/h200x2", "ddp_overlapped")
     doubtful, certain = predict(made, ["nccl.max_ctas=16", "nccl.max_ctas=1"])
 
-    assert doubtful.reason.endswith("It may cost nothing.")
+    assert "It may cost nothing, or gain time: no interval is narrower than 4.1% of the step" in doubtful.reason
     assert certain.low_us is not None
     assert certain.low_us > certain.step_us
     assert "nothing" not in certain.reason

@@ -18,7 +18,7 @@ def test_predictions_hold_of_the_changed_recordings(folder: Path) -> None:
     told = [one for one in judged_pairs(folder) if one.error is not None]
     differing = [one.is_sign_right for one in told if one.is_sign_right is not None]
 
-    assert len(told) == 31
+    assert len(told) == 33
     assert median(abs(one.error) for one in told) < 0.035
     assert sum(one.is_within for one in told) >= 29
     assert sum(differing) >= len(differing) - 1

@@ -71,6 +71,34 @@ def test_ranks_that_compute_equally_long_meet_in_the_middle() -> None:
     assert replayed_us(changed) == pytest.approx(RECORDED_US + 600)
 
 
+def test_copy_engines_cannot_reduce() -> None:
+    made = graph(training(), training())
+    for node in made.nodes:
+        node.slowdown = 0.1
+
+    with pytest.raises(CannotTell, match="cannot do all_reduce"):
+        resources.beside_nothing(made)
+
+
+def test_what_one_rank_alone_computes_can_be_left_out() -> None:
+    made = graph(training(), training())
+    as_recorded_us = replayed_us(made)
+    late = [node for node in made.nodes if node.kind == "compute" and node.rank == 1]
+    for node in late[:2]:
+        node.name = "another"
+    with pytest.raises(CannotTell, match="another may do by other kernels"):
+        hosts.without_surplus(made.copy())
+
+    # The other rank has as much less to compute.
+    others = [node for node in made.nodes if node.kind == "compute" and node.rank == 0]
+    for node in others[:2]:
+        node.kind, node.duration_ns = "none", 0.0
+    changed = made.copy()
+    hosts.without_surplus(changed)
+
+    assert replayed_us(changed) == pytest.approx(as_recorded_us - 2000 / 2)
+
+
 def test_what_does_not_apply_cannot_be_told() -> None:
     made = graph(training(), training())
 

@@ -25,12 +25,18 @@ def test_what_diagnosis_has_read_gives_the_same_predictions(traces: list[Path]) 
 
     assert run.found
     causes = [one.cause for one in run.found.diagnosis.findings]
-    mend = mends_of(run)[causes.index("issued_late")]
+    found = mends_of(run)
+    mend = found.of_findings[causes.index("issued_late")]
 
     assert mend
     assert mend.change == "fsdp2.prefetch=1"
     assert predict(of_traces.graph, [mend.change]) == [mend]
     assert predictions_of(traces, seen=run.seen) == predict(of_traces.graph)
+    # It gains most, though the advice of no finding means it.
+    assert found.best
+    assert found.best.change == "fsdp2.reshard_after_forward=false"
+    late = [first for first, cause in zip(found.is_first, causes, strict=True) if cause == "issued_late"]
+    assert late == [True, False, False]
 
 
 def test_what_is_kept_is_what_was_drawn(traces: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:

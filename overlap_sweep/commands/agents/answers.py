@@ -65,9 +65,11 @@ class CauseAnswer(Answered):
     evidence: str
     advice: str
     change: str
-    """The change of `predict` that the advice means, and that gains most; empty if none is known to gain. `levers` says
-    whether it can be made without the script."""
+    """The change of `predict` that the advice means, and that gains most or costs least; empty if none is predicted.
+    `levers` says whether it can be made without the script."""
     predicted_gain_us: Figure | None
+    """Of that change on the whole step, which may be more than may_gain_us of one cause. One change may answer several
+    findings: it is given once, at the first of them, and null at the others. Negative: it costs time."""
 
 
 class DiagnosedRun(Answered):
@@ -77,14 +79,19 @@ class DiagnosedRun(Answered):
     device: str
     """Name of the GPU, GPU if the traces do not name it, or CPU: then ranks use gloo, and may share cores."""
     step_us: Figure
-    """Median step of the rank that loses most."""
+    """Median step of the rank that loses most; `predict` has the mean of the slowest."""
     exposed_comm_us: Figure
     """Per step, of that rank, while nothing computes."""
     mean_exposed_share: float | None
     """The same as a share of the step, as the mean of all ranks: below 0.02 the finding is `none`."""
     summary: str
+    best_change: str
+    """Of all changes that are predicted the one that gains most of the whole step, whatever the findings advise; empty
+    if none gains 1 % of it."""
+    best_gain_us: Figure | None
     findings: list[CauseAnswer]
-    """The most worthwhile first."""
+    """Those of the cause first that loses most in all its findings. Every cause is among them before a second finding
+    of any."""
     more_findings: int
 
 
@@ -102,9 +109,11 @@ class ChangeAnswer(Answered):
     change: str
     status: Status
     step_us: Figure
-    """As recorded; the profiler slows the host."""
+    """As recorded, the mean, of the slowest rank, with the noise of the steps; the profiler slows the host. `diagnose`
+    has the median."""
     predicted_us: Figure
     gain_us: Figure
+    """Of a bound: `value` is the most that it gains, and `high` that with the error of the prediction itself."""
     then_critical: str
     """What the step's time would then consist of."""
     note: str

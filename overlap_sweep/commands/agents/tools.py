@@ -22,6 +22,7 @@ from overlap_sweep.diagnosis.runs import Run
 from overlap_sweep.errors import UserError
 from overlap_sweep.levers import levers as known_levers
 from overlap_sweep.predict.predictions import Prediction
+from overlap_sweep.predict.runs import Mends, advice_of
 from overlap_sweep.report.diagnosis import headline, lost, warnings_of
 from overlap_sweep.report.predictions import PREDICTIONS
 from overlap_sweep.report.section import Answer
@@ -65,12 +66,17 @@ def diagnose(access: Access, paths: Paths, limit: Limit = TOP, full: Full = Fals
     )
 
 
-def _diagnosed(run: Run, mends: Sequence[Prediction | None], most: int) -> answers.DiagnosedRun:
+def _diagnosed(run: Run, mends: Mends, most: int) -> answers.DiagnosedRun:
     assert run.found
     diagnosis, worst = run.found.diagnosis, lost(run.found.diagnosis)
     steps = [step for step in diagnosis.steps if worst and step.rank == worst.rank and not step.startup]
-    findings = []
-    for one, mend in zip(diagnosis.findings[:most], mends, strict=False):
+    findings: list[answers.CauseAnswer] = []
+    causes = [one.cause for one in diagnosis.findings]
+    # Of every cause the first, then others: what the summary names is there.
+    chosen = sorted(range(len(causes)), key=lambda place: causes[place] in causes[:place])[:most]
+    for place in sorted(chosen):
+        one, mend = diagnosis.findings[place], mends.of_findings[place]
+        is_first = mend is not None and mend.change not in [found.change for found in findings]
         where = ", ".join(filter(None, map(name, (one.collective, one.process_group, one.pass_, one.where))))
         findings.append(
             answers.CauseAnswer(
@@ -81,9 +87,9 @@ def _diagnosed(run: Run, mends: Sequence[Prediction | None], most: int) -> answe
                 rank=one.rank,
                 where=where,
                 evidence=sentence(one.evidence),
-                advice=sentence(one.try_),
+                advice=sentence(advice_of(one, mend)),
                 change=mend.change if mend else "",
-                predicted_gain_us=_gain(mend) if mend else None,
+                predicted_gain_us=_gain(mend) if mend and is_first else None,
             )
         )
     return answers.DiagnosedRun(
@@ -95,6 +101,8 @@ def _diagnosed(run: Run, mends: Sequence[Prediction | None], most: int) -> answe
         exposed_comm_us=_median([step.exposed_comm_us for step in steps]),
         mean_exposed_share=rounded(exposed_by_rank(diagnosis.steps)[1]),
         summary=sentence(headline(diagnosis)),
+        best_change=mends.best.change if mends.best else "",
+        best_gain_us=_gain(mends.best) if mends.best else None,
         findings=findings,
         more_findings=max(len(diagnosis.findings) - most, 0),
     )
@@ -103,8 +111,13 @@ def _diagnosed(run: Run, mends: Sequence[Prediction | None], most: int) -> answe
 def _median(samples_us: Sequence[float]) -> answers.Figure:
     if not samples_us:
         return figure(None, status="cannot tell")
-    found = estimate(samples_us)
-    return figure(found.time_us, max(found.time_us - found.noise_us, 0.0), found.time_us + found.noise_us)
+    return _around(estimate(samples_us).time_us, samples_us)
+
+
+def _around(time_us: float, samples_us: Sequence[float]) -> answers.Figure:
+    """Returns a median or mean of the samples with their noise."""
+    noise_us = estimate(samples_us).noise_us
+    return figure(time_us, max(time_us - noise_us, 0.0), time_us + noise_us)
 
 
 def _gain(one: Prediction) -> answers.Figure:
@@ -122,7 +135,10 @@ def predict(
     limit: Limit = TOP,
     full: Full = False,
 ) -> answers.PredictAnswer:
-    """Predict what changes would gain, from one recording. A gain whose interval includes 0 may be none."""
+    """Predict what changes would gain, from one recording. A gain whose interval includes 0 may be none.
+
+    Without changes, those none of whose values gains or costs 0.1 % of the step are left out.
+    """
     if against is not None and not changes:
         raise UserError("against is a recording with a change made; name that in changes.")
     other = None if against is None else access.path(against)
@@ -144,7 +160,7 @@ def _change(row: Row, *, is_compared: bool) -> answers.ChangeAnswer:
         run=name(row["run"]),
         change=own.change,
         status=own.status,
-        step_us=figure(own.step_us),
+        step_us=_around(own.step_us, own.steps_us),
         predicted_us=figure(own.predicted_us, own.low_us, own.high_us, own.status),
         gain_us=_gain(own),
         then_critical=sentence(own.critical),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from overlap_sweep.diagnosis import Cause, Loss, as_time, once
+from overlap_sweep.diagnosis import Cause, Loss, as_time, counted, once
 from overlap_sweep.diagnosis.causes.repeated_reduction import repeated_reductions
 
 if TYPE_CHECKING:
@@ -27,9 +27,10 @@ def evidence(basis: Basis) -> str:
     times = f"{as_time(alone + basis.lost_us)} instead of {as_time(alone)} per step"
     net = hidden - basis.lost_us
     verdict = f"still gains {as_time(net)}" if net > 0 else f"costs {as_time(-net)} more than it gains"
+    blocks = f" NCCL has {counted(basis.most_blocks, 'thread block')} for it." if basis.most_blocks else ""
     return (
         f"GEMMs next to it take {slower:.0%} longer than alone ({times}). Hiding {as_time(hidden)} of communication "
-        f"{verdict}."
+        f"{verdict}.{blocks}"
     )
 
 

@@ -45,7 +45,10 @@ def _next_kernel(basis: Basis) -> str:
         return ""
     ahead = median(int(own.work.start_ns[work] - own.work.launch_ns[work]) for _, work in waited) / 1000
     gap = median(gap for gap, _ in waited) / 1000
-    launched, started = f"launched {as_time(ahead)} before", f"started {as_time(gap)} after the call ended"
+    # A host that is ahead by more than a step has launched it in an earlier one.
+    steps = ahead / basis.step_us if basis.step_us else 0.0
+    before = as_time(ahead) if steps <= 1 else f"{steps:.1f} steps"
+    launched, started = f"launched {before} before", f"started {as_time(gap)} after the call ended"
     return f" The next kernel waited for it: {launched}, it {started}."
 
 

@@ -108,7 +108,10 @@ def _why_late(basis: Basis, waited_ns: float, why: Why, late: int | None = None)
     extra = facts.time_by_kernel
     extra.subtract(basis.own.time_by_kernel)
     name, time_ns = extra.most_common(1)[0]
-    most = f", most of it in {short_name(name)}" if time_ns > 0 else ""
+    most = ""
+    if time_ns > 0:
+        its, own = (counted(round(one.runs_per_step(name), 1), "time") for one in (facts, basis.own))
+        most = f", most of it in {short_name(name)} ({its} per step, on the rank that waits {own})"
     return Lateness("more_work", f"it computes {work} more{most}")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from statistics import mean
 
 from overlap_sweep.diagnosis import NEVER
@@ -71,6 +71,27 @@ def equal_ranks(graph: StepGraph) -> None:
             node.duration_ns *= factor
         else:
             node.delay_ns *= factor
+
+
+def without_surplus(graph: StepGraph) -> None:
+    """Kernels that one rank alone runs take no time, where it runs so many more than each of the others."""
+    if graph.ranks < 2:
+        raise CannotTell("Only one rank was recorded.")
+    computing = [node for node in graph.nodes if node.kind == "compute"]
+    total = Counter((node.step, node.rank) for node in computing)
+    running: dict[tuple[int, str], set[int]] = defaultdict(set)
+    for node in computing:
+        running[node.step, node.name].add(node.rank)
+    alone = [node for node in computing if len(running[node.step, node.name]) == 1]
+    more = Counter((node.step, node.rank) for node in alone)
+    for (step, rank), number in more.items():
+        # Otherwise the others do the same by kernels of other names.
+        if any(total[step, rank] - total[step, other] < number for other in range(graph.ranks) if other != rank):
+            raise CannotTell("What one rank alone runs, another may do by other kernels.")
+    if not alone:
+        raise CannotTell("No rank runs kernels that no other one runs.")
+    for node in alone:
+        node.duration_ns = 0.0
 
 
 _Part = tuple[int, int, str, str]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from overlap_sweep.predict.graph import CannotTell, Edge, StepGraph
 
+_REDUCING = {"all_reduce", "reduce_scatter", "reduce"}
+
 
 def without_queue(graph: StepGraph) -> None:
     """Streams have queues of their own."""
@@ -27,6 +29,9 @@ def with_queue(graph: StepGraph) -> None:
 
 def beside_nothing(graph: StepGraph) -> None:
     """Communication takes no multiprocessors, and slows no computation down."""
+    moving = {node.call.collective for node in graph.nodes if node.call}
+    if moving and moving <= _REDUCING:
+        raise CannotTell(f"Copy engines add nothing up: they cannot do {', '.join(sorted(moving))}.")
     if not any(node.slowdown for node in graph.nodes if node.kind == "compute"):
         raise CannotTell("No computation ran beside communication.")
     for node in graph.nodes:
