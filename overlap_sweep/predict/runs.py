@@ -81,6 +81,20 @@ def predictions_of(paths: Sequence[Path], changes: Sequence[str] = (), seen: See
     return _kept("predictions", paths, changes, list[Prediction], made) or []
 
 
+def _asked_and_all(
+    paths: Sequence[Path], changes: Sequence[str], seen: Seen | None
+) -> tuple[list[Prediction], list[Prediction]]:
+    """Returns the predictions for these changes, and for all that apply, as `predictions_of` does, from one graph."""
+
+    def made() -> tuple[list[Prediction], list[Prediction]]:
+        found = [_graph(seen)] if seen else [run.graph for run in graphs(paths)]
+        known = [graph for graph in found if graph and graph.nodes]
+        asked = [one for graph in known for one in predict(graph, changes)] if changes else []
+        return asked, [one for graph in known for one in predict(graph)]
+
+    return _kept("answers", paths, changes, tuple[list[Prediction], list[Prediction]], made) or ([], [])
+
+
 def drawn(paths: Sequence[Path], changes: Sequence[str]) -> Drawn | None:
     """Returns what is predicted from the traces of one run of these changes and all others that apply, and pictures of
     the best, which are cached; None if they cannot be read, or hold no step."""
@@ -155,10 +169,9 @@ def mends_of(run: Run) -> Mends:
     findings = run.found.diagnosis.findings if run.found else []
     wanted = [that_mend([one.cause])[one.cause] if one.changes is None else one.changes for one in findings]
     changes = list(dict.fromkeys(chain.from_iterable(wanted)))
-    known = predictions_of(readable(run), changes, run.seen) if changes else []
+    known, every = _asked_and_all(readable(run), changes, run.seen) if findings else ([], [])
     # The sort is stable: of equal gains the first that was named.
     ordered = sorted((one for one in known if one.gain_us is not None), key=lambda one: -(one.gain_us or 0.0))
-    every = predictions_of(readable(run), seen=run.seen) if findings else []
     best = next((one for one in every if one.status == "predicted"), None)
     return Mends(
         [next((one for one in ordered if one.change in own), None) for own in wanted],
