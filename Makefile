@@ -72,7 +72,7 @@ golden: .venv/.installed
 
 ## The documentation's site, in site/: a link or an anchor that leads nowhere fails it.
 docs: .venv/.installed
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 lint: .venv/.installed
 	$(BIN)/ruff check .
