@@ -5,7 +5,7 @@ BIN := .venv/bin
 export PYTHONDONTWRITEBYTECODE =
 
 # The files of tests with one of these markers: no others need to be imported.
-marked = $(shell grep -rlwE --include='test_*.py' "mark\.($(1))" tests | sort)
+marked = $(shell grep -rlwE --include='test_*.py' "mark\.($(1))" tests | sort $(2))
 
 .PHONY: sweep tune kernels fsdp tp_training job optimize test test-long test-gpu wheel golden docs lint clean
 
@@ -57,10 +57,10 @@ test-long: .venv/.installed
 	$(BIN)/python -m pytest -m quiet $(call marked,quiet)
 
 ## What needs GPUs, on a machine with two: eight tests at a time, whose time is mostly the host's; then those that compare
-## measured times, alone.
+## measured times, alone. The files with the longest tests, of workloads, come first.
 test-gpu:
-	python -m pytest -n 8 --dist loadgroup -m "gpu and not quiet"
-	python -m pytest -m "gpu and quiet"
+	python -m pytest -n 8 --dist loadgroup -m "gpu and not quiet" $(call marked,gpu,-r)
+	python -m pytest -m "gpu and quiet" $(call marked,gpu)
 
 ## Builds the wheel, installs it into a fresh environment, and uses it from an empty folder.
 wheel:
