@@ -17,5 +17,9 @@ for which in "${@:-llama3_8b llama3_70b llama3_405b llama3_70b:fp8_delayed}"; do
       "tuner.presets=[$preset]" runtime.timeout_s=60 "hydra.sweep.dir=$out/$name" > "$out/$name.log" 2>&1
     echo "$name: exit $?, $(grep -c ' ok ' "$out/$name.log") lines ok, $(grep -o '"wall_s": [0-9.]*' "$out/$name/tuner.json")"
     grep '^search: ' "$out/$name.log" | tail -10
+    # What the layers' variants spend, by phase and by class of kernels: what is between tuned and floor.
+    for by in phase class; do
+      python3 analyze.py trace "$out/$name"/proof_* --median --by $by --format csv > "$out/${name}_$by.csv"
+    done
   done
 done
