@@ -20,6 +20,7 @@ NO_SETTINGS = {
     "host.launch": "the script has to launch its kernels with a CUDA graph.",
     "link.times": "it asks what a faster link between the GPUs would gain.",
     "ranks.equal": "it asks what is gained if each rank takes as long as the mean of them; balance their work.",
+    "ranks.surplus": "it asks what is gained without the kernels that one rank alone runs; the script has them.",
     "ranks.times": "it asks what more ranks would take.",
 }
 """Changes of `predict` that no lever makes."""

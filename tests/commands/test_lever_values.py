@@ -39,7 +39,6 @@ def ordered(recording: Path, *names: str) -> list[Row]:
         ("fsdp2_connections_1", "cuda.max_connections", "export CUDA_DEVICE_MAX_CONNECTIONS=8"),
         ("ddp_one_bucket", "ddp.bucket_cap_mb", "DistributedDataParallel(model, bucket_cap_mb=25)"),
         ("few_ctas", "nccl.min_ctas", "export NCCL_MIN_CTAS=16"),
-        ("fewer_ctas", "nccl.cta_policy", "export NCCL_CTA_POLICY=2"),
         (
             "fsdp2_no_prefetch",
             "fsdp2.reshard_after_forward",
@@ -55,6 +54,12 @@ def test_the_lever_that_gains_most_comes_first_with_the_value_that_does(
     assert (first["lever"], first["write"]) == (lever, write)
     assert first["gain_us"] > 0
     assert first["mends"]
+
+
+def test_copy_engines_are_not_written_for_all_reduces_which_they_cannot_do(recordings: Path) -> None:
+    rows_by_lever = {row["lever"]: row for row in ordered(recordings / "fewer_ctas")}
+    policy = rows_by_lever["nccl.cta_policy"]
+    assert (policy["write"], policy["gain_us"]) == ("export NCCL_CTA_POLICY=1", None)
 
 
 @pytest.mark.parametrize(

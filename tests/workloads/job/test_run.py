@@ -480,9 +480,10 @@ def test_what_every_recording_has_is_no_warning_but_a_missing_rank_is(tmp_path: 
     ranks = [write_trace(tmp_path / f"trace_rank{rank}.json", rank, [800.0, 100.0, 110.0], 10.0) for rank in range(2)]
     (run,) = read_runs(ranks)
     assert run.found
-    start, slows = run.found.diagnosis.notes[::-1]
-    assert start.startswith("Step 0 left out: it contains the profiler's start")
+    slows, forward_alone, start = run.found.diagnosis.notes
     assert slows == RECORDING_SLOWS
+    assert forward_alone.startswith("The recording shows no backward pass")
+    assert start.startswith("Step 0 left out: it contains the profiler's start")
     fields, warnings = read_traces(ranks)
     assert [cause.cause for cause in fields["causes"]] == ["host_bound"]
     assert warnings == []
