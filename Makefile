@@ -50,10 +50,10 @@ optimize: .venv/.installed
 test: .venv/.installed
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slurm and not faults and not end_to_end"
 
-## Sweeps on a real Slurm, processes killed at random, whole searches and tuner runs: minutes more. Three files at a time,
-## of which those of Slurm mostly wait; then those that compare measured times, alone.
+## Sweeps on a real Slurm, processes killed at random, whole searches and tuner runs: minutes more. Two files at a time,
+## since searches compare times; then those that compare measured times, alone.
 test-long: .venv/.installed
-	$(BIN)/python -m pytest -n 3 --dist loadfile -m "(slurm or faults or end_to_end) and not quiet" $(call marked,slurm|faults|end_to_end)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "(slurm or faults or end_to_end) and not quiet" $(call marked,slurm|faults|end_to_end)
 	$(BIN)/python -m pytest -m quiet $(call marked,quiet)
 
 ## What needs GPUs, on a machine with two: eight tests at a time, whose time is mostly the host's; then those that compare
