@@ -56,10 +56,10 @@ test-long: .venv/.installed
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "(slurm or faults or end_to_end) and not quiet" $(call marked,slurm|faults|end_to_end)
 	$(BIN)/python -m pytest -m quiet $(call marked,quiet)
 
-## What needs GPUs, on a machine with two: eight tests at a time, whose time is mostly the host's; then those that compare
+## What needs GPUs, on a machine with two: 14 tests at a time, whose time is mostly the host's; then those that compare
 ## measured times, alone. The files with the longest tests, of workloads, come first.
 test-gpu:
-	python -m pytest -n 8 --dist loadgroup -m "gpu and not quiet" $(call marked,gpu,-r)
+	python -m pytest -n 14 --dist loadgroup -m "gpu and not quiet" $(call marked,gpu,-r)
 	python -m pytest -m "gpu and quiet" $(call marked,gpu)
 
 ## Builds the wheel, installs it into a fresh environment, and uses it from an empty folder.

@@ -115,17 +115,34 @@ def test_launch_bound_is_a_majority_of_late_repeats(late: Sequence[bool], bound:
     assert samples["it"].launch_bound is bound
 
 
-def test_a_prepared_variant_runs_once_untimed_before_each_of_its_turns_and_another_does_not() -> None:
+def test_a_prepared_variant_runs_forward_untimed_before_each_of_its_turns_and_another_does_not() -> None:
     calls: list[str] = []
-    variants = {"a": noting(calls, "a", prepare=lambda: calls.append("prepare")), "b": noting(calls, "b")}
+
+    def note_backward(us: float) -> None:
+        if us:
+            calls.append("bwd")
+
+    prepared = noting(calls, "a", note_backward, bwd_us=1.0, prepare=lambda: calls.append("prepare"))
+    variants = {"a": prepared, "b": noting(calls, "b")}
     samples = time_variants(variants, ALONE, warmup=1, repeats=2, clock=ScriptedClock())
     # After the warm-up, they take turns in being first.
-    assert calls == [*("prepare", "a0", "a0", "b1"), *("prepare", "a2", "a2", "b3"), *("b4", "prepare", "a5", "a5")]
+    assert calls == [
+        *("prepare", "a0", "a0", "bwd", "b1"),
+        *("prepare", "a2", "a2", "bwd", "b3"),
+        *("b4", "prepare", "a5", "a5", "bwd"),
+    ]
     # The clock counts every run; those right after preparing are dropped.
     assert {name: taken.us["fwd"] for name, taken in samples.items()} == {"a": [5.0, 9.0], "b": [6.0, 7.0]}
     for variant in variants.values():
         variant.get_ready()
-    assert calls[12:] == ["prepare"]
+    assert calls[15:] == ["prepare"]
+
+
+def test_a_prepared_variant_with_an_optimizer_runs_a_whole_step_untimed() -> None:
+    calls: list[str] = []
+    trains = noting(calls, "a", prepare=lambda: calls.append("prepare"), step=lambda: calls.append("step"))
+    time_variants({"a": trains}, ALONE, warmup=0, repeats=1, clock=ScriptedClock())
+    assert calls == ["prepare", "a0", "step", "a0", "step"]
 
 
 def test_repeats_end_when_they_are_enough_and_some_variants_seldom_take_a_turn() -> None:
