@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -281,6 +281,19 @@ def _work(trace: Trace, activity: Activity, launch: NDArray[np.intp] | None) -> 
             step=activity.assignment.iteration[chosen],
         ),
     )
+
+
+def steps_in_a_row(facts: Sequence[RankFacts]) -> list[int]:
+    """Returns the last of the steady steps that all ranks have and between which none runs what is in no step, as
+    benchmarks do that let GPUs rest."""
+    numbers = [number for number in facts[0].steady_steps if all(number in one.steady_steps for one in facts)]
+    spans = [{span.number: span for span in one.steps} for one in facts]
+    apart = (
+        place
+        for place, (before, after) in enumerate(pairwise(numbers), start=1)
+        if any(of_rank[before].end_ns < of_rank[after].start_ns for of_rank in spans)
+    )
+    return numbers[max(apart, default=0) :]
 
 
 def size_of(rank: RankFacts, call: Call) -> int | None:

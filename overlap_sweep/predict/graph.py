@@ -24,7 +24,7 @@ from overlap_sweep.diagnosis import LATENCY_NS, NEVER, TOGETHER_NS, Pass, Role
 from overlap_sweep.diagnosis.arrivals import MEETING, Arrivals
 from overlap_sweep.diagnosis.calls import Call
 from overlap_sweep.diagnosis.collectives import Group
-from overlap_sweep.diagnosis.facts import RankFacts, size_of
+from overlap_sweep.diagnosis.facts import RankFacts, size_of, steps_in_a_row
 from overlap_sweep.diagnosis.host import Wait
 from overlap_sweep.diagnosis.losses import RankView
 from overlap_sweep.predict.contention import set_contention
@@ -161,10 +161,10 @@ class _Item:
 
 
 def graph_of(views: Sequence[RankView], arrived: Arrivals, *, held: bool = True) -> StepGraph:
-    """Returns the graph of the last of the steady steps that all ranks have, two at least and MOST_STEPS at most.
-    `held`: whether it says what matrix multiplications hold; otherwise that is a delay of its own."""
+    """Returns the graph of the last of the steady steps that all ranks have in a row, MOST_STEPS at most. `held`:
+    whether it says what matrix multiplications hold; otherwise that is a delay of its own."""
     facts = [view.facts for view in views]
-    steps = [number for number in facts[0].steady_steps if all(number in one.steady_steps for one in facts)]
+    steps = steps_in_a_row(facts)
     meetings = {
         member: number
         for number, match in enumerate(arrived.matches)

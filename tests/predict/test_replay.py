@@ -28,6 +28,19 @@ def test_steps_take_as_long_as_they_were_recorded() -> None:
     assert replayed_us(made) == pytest.approx(RECORDED_US)
 
 
+def test_a_step_after_which_something_else_ran_is_not_followed_by_the_next() -> None:
+    """Benchmarks let the GPU rest between their steps, which no change of a step would shorten."""
+    rested = [
+        replace(one, start_us=one.start_us + 5000, end_us=one.end_us + 5000) if one.step > 1 else one
+        for one in training(3)
+    ]
+
+    made = graph(rested, rested)
+
+    assert made.steps == [2, 3]
+    assert replayed_us(made) == pytest.approx(RECORDED_US)
+
+
 def test_buckets_are_reduced_beside_the_rest_of_the_backward_pass() -> None:
     """Half of the four GEMMs make gradients: two buckets of 32 MB, 15 us and 0.9925 ms each. The first is there when
     the second GEMM ends, and is held by the third."""
