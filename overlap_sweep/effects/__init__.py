@@ -51,6 +51,26 @@ UNSEEN = "a trace does not show it"
 """Evidence on a setting that changes nothing in what is recorded."""
 
 
+class Rest(msgspec.Struct, frozen=True):
+    """How much longer an operator takes in a layer than without communication, and why, in microseconds."""
+
+    pass_: str = msgspec.field(name="pass")
+    operator: str
+    """Empty for what is in none: attention, residual connections and what is between functions."""
+    rest_us: float
+    """Sum of the next four."""
+    gemm_us: float
+    """GEMMs take longer: in pieces, beside communication, or at a lower clock."""
+    other_us: float
+    """Other kernels and copies within the GPU: into userbuffers, and sums of what ranks sent."""
+    exposed_us: float
+    """Communication while nothing computes, with what waits for other ranks inside it."""
+    gap_us: float
+    """Nothing runs, or only waits."""
+    beside_us: float
+    """Not part of the sum: communication while a GEMM runs."""
+
+
 class Difference(msgspec.Struct, kw_only=True, frozen=True):
     """Something that differs between two recordings in every step."""
 

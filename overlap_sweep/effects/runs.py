@@ -8,6 +8,7 @@ import msgspec
 from overlap_sweep.cache import code_digest
 from overlap_sweep.diagnosis.facts import facts_of
 from overlap_sweep.effects.fingerprint import Fingerprint, fingerprint_of
+from overlap_sweep.effects.rests import Spent, spent_of
 from overlap_sweep.trace.files import (
     TraceFile,
     cache,
@@ -29,6 +30,8 @@ class RankPrint(msgspec.Struct):
     file: TraceFile
     print: Fingerprint | None
     """None if there is a problem."""
+    spent: list[Spent] = []
+    """What its calls of Transformer Engine's functions spent."""
 
 
 class Recording(msgspec.Struct):
@@ -45,10 +48,13 @@ class Recording(msgspec.Struct):
 def read_rank(path: Path) -> RankPrint:
     """Reads a trace and returns its fingerprint, without the cache."""
     file, trace, activity = read_with_trace(path, with_parts=False)
-    found = fingerprint_of(facts_of(trace, file.startup, activity)) if trace else None
-    if found and found.rank is None:
+    if trace is None or activity is None:
+        return RankPrint(file, None)
+    facts = facts_of(trace, file.startup, activity)
+    found = fingerprint_of(facts)
+    if found.rank is None:
         found.rank = rank_of(file)
-    return RankPrint(file, found)
+    return RankPrint(file, found, spent_of(trace, activity, facts.steady_steps))
 
 
 def read_prints(paths: Sequence[Path]) -> dict[Path, RankPrint]:

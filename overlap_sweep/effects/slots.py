@@ -163,13 +163,19 @@ def _calls(
     own = (each for each in moved if passes.get(each.function) == one.families[each.family].pass_)
     for function, launched in groupby(own, key=attrgetter("function")):
         calls[function].append([*launched])
-    others = set(operators) - (IN_MLP if any("MLP" in function for function in calls) else set())
+    has_mlp = any("MLP" in function for function in calls)
     for function, of_function in calls.items():
-        within = set(operators) if "MLP" in function else others
-        turns = [places for places in FUNCTIONS[function] if {place.operator for place in places} <= within]
+        turns = turns_of(function, operators, has_mlp=has_mlp)
         # Else it is unknown which call is whose.
         if turns and len(of_function) % len(turns) == 0:
             yield from ((turns[number % len(turns)], launched) for number, launched in enumerate(of_function))
+
+
+def turns_of(function: str, operators: Sequence[str], *, has_mlp: bool) -> list[list[Place]]:
+    """Returns the places of the function's calls in a layer of these operators, in turn. `has_mlp`: whether one
+    function has both operators of the MLP."""
+    within = set(operators) - (IN_MLP if has_mlp and "MLP" not in function else set())
+    return [places for places in FUNCTIONS[function] if {place.operator for place in places} <= within]
 
 
 def _transfers(one: Fingerprint, moved: Sequence[Moved]) -> list[Transfer]:

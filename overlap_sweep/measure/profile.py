@@ -5,7 +5,7 @@ import platform
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,12 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from overlap_sweep.measure import Ranks
 from overlap_sweep.measure.instruments import named, nsys_records, recorded_by_nsys
-from overlap_sweep.measure.timing import Variant, meet, spin
+from overlap_sweep.measure.timing import Variant, enqueues_ahead, gpu_clock, meet, rest_for, spin
 from overlap_sweep.results.run_directory import keep, trace_file
 from overlap_sweep.trace.disk import TENSORBOARD_FOLDER
 
 SPIN_US = 10_000.0
-"""Length of the spin: under the profiler the host needs some milliseconds to enqueue an operator."""
+"""Least length of the spin: under the profiler the host needs some milliseconds to enqueue an operator."""
 
 BY_ROCPROFV3 = (
     "No Chrome trace was written: exporting one is known to crash on ROCm. profiling.rocprofv3=true records a trace."
@@ -42,14 +42,15 @@ def capture_each(variants: Mapping[str, Variant], ranks: Ranks, iterations: int,
         with recorded_by_nsys():
             for variant in variants.values():
                 variant.get_ready()
-                _iterate(variant, ranks, iterations)
+                _iterate(variant, ranks, iterations, SPIN_US)
         return []
     for name, variant in variants.items():
         # Point-to-point transfers on gloo run in other threads.
         everywhere = _ExperimentalConfig(profile_all_threads=True)
         variant.get_ready()
+        ahead_us = max(SPIN_US, _rest_us(variant, ranks))
         with profile(activities=_activities(ranks), experimental_config=everywhere) as profiler:
-            _iterate(variant, ranks, iterations)
+            _iterate(variant, ranks, iterations, ahead_us)
         trace = directory / trace_file(ranks.rank, name)
         keep(_exported(profiler, trace), trace)
         # The result names all ranks' traces, so all must exist before it is written.
@@ -57,11 +58,21 @@ def capture_each(variants: Mapping[str, Variant], ranks: Ranks, iterations: int,
     return [trace_file(rank, name) for name in variants for rank in range(ranks.world_size)]
 
 
-def _iterate(variant: Variant, ranks: Ranks, iterations: int) -> None:
+def _rest_us(variant: Variant, ranks: Ranks) -> float:
+    """Returns the rest that GPUs need before each iteration, to run it as fast as when it was timed. Runs the passes
+    once, since the first ones after preparing are slower, too. Collective."""
+    if not enqueues_ahead([variant], ranks.device):
+        return 0.0
+    turn = gpu_clock(ranks)(replace(variant, step=None), 0)
+    (turn_us,) = ranks.slowest([sum(turn.us.values())])
+    return rest_for(turn_us) * turn_us
+
+
+def _iterate(variant: Variant, ranks: Ranks, iterations: int, ahead_us: float) -> None:
     for iteration in range(iterations):
         ranks.barrier()
         if ranks.device.type == "cuda" and not variant.waits:
-            spin(ranks, SPIN_US)
+            spin(ranks, ahead_us)
             meet(ranks)
         with record_function(f"ProfilerStep#{iteration}"):
             kept = None

@@ -183,7 +183,7 @@ def gpu_clock(ranks: Ranks) -> Clock:
     def turn(variant: Variant, repeat: int) -> Turn:
         ahead_us = max(FIRST_SPIN_US, SPIN_MARGIN * max(last_enqueue_us.values(), default=0.0))
         longest_us = {name: max(of_variants.values()) for name, of_variants in last_gpu_us.items()}
-        rest = REST_OF_LONG_TURNS if sum(longest_us.values()) > LONG_TURN_US else REST
+        rest = rest_for(sum(longest_us.values()))
         first = next(variant.passes())[0]
 
         def get_ready(name: str) -> None:
@@ -207,6 +207,11 @@ def gpu_clock(ranks: Ranks) -> Clock:
         return Turn(us, late)
 
     return turn
+
+
+def rest_for(turn_us: float) -> float:
+    """Returns the rest before a pass over its time, where all passes of the turn take that long."""
+    return REST_OF_LONG_TURNS if turn_us > LONG_TURN_US else REST
 
 
 def spin(ranks: Ranks, us: float) -> None:

@@ -10,6 +10,7 @@ from typing import Literal
 
 import msgspec
 
+from overlap_sweep.effects import Rest
 from overlap_sweep.effects import Setting as InForce
 from overlap_sweep.errors import UserError
 from overlap_sweep.overlap import space
@@ -185,6 +186,8 @@ class LayerTimes:
     """Megatron-Core's switches; empty without overlap."""
     slots: list[InForce] = field(default_factory=list)
     """Whether each slot of `settings` ran; empty without traces."""
+    rests: list[Rest] = field(default_factory=list)
+    """What keeps it from the floor, by operator and pass; empty without traces."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from overlap_sweep.effects import NO_SLOTS, Slots
+from overlap_sweep.effects import NO_SLOTS, Rest, Slots
 from overlap_sweep.effects import Setting as InForce
 from overlap_sweep.overlap.overlap_cfg import FLOOR, NONE, USERBUFFER_BACKENDS, named, spoken, without_folders
 from overlap_sweep.overlap.space import LAYER_KINDS, MOE_KIND
@@ -45,6 +45,8 @@ class VariantRow:
     """Median whole time of the floor; NaN if it was not measured."""
     effect: Effect | None = None
     """Its differences from the reference in what ran; None without traces of both."""
+    rests: Sequence[Rest] = ()
+    """What keeps it from the floor; empty without traces of both."""
 
     @property
     def slots(self) -> list[InForce]:

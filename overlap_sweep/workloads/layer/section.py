@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -46,11 +45,11 @@ from overlap_sweep.workloads.layer.answer import (
     labels,
     of_moe,
     sharding,
-    with_effects,
 )
 from overlap_sweep.workloads.layer.config import Asked, Resolved
 from overlap_sweep.workloads.layer.moe import megatron_arguments as megatron_moe_arguments
 from overlap_sweep.workloads.layer.result import LayerTimes, attention_backend
+from overlap_sweep.workloads.layer.traces import shown_by_traces, with_traces
 
 C = Column[VariantRow]
 OfPoint = Column[PointRow[VariantRow]]
@@ -123,18 +122,6 @@ TABLE = points_table(
     (replace(VARIANT, queried=True), *TIMES),
     point=replace(table.POINT, queried=True),
 )
-SLOTS: Table[Any] = Table(
-    "slots",
-    "one row per slot of a file",
-    (
-        attribute("slot", kind="text", read="name", header="slot"),
-        attribute(
-            "setting", "Method and the knobs that a trace shows, as in the file.", "text", "after", header="setting"
-        ),
-        attribute("verdict", "As docs/effects.md lists them.", "text", header="verdict", style="setting"),
-        attribute("evidence", "What ran in its place.", "text", header="evidence", style="reason"),
-    ),
-)
 LABEL = C("", lambda row: row.label, kind="text", header="variant", style="setting")
 COMPARED = Table("layers", "one row per variant", (LABEL, VARIANT, *TIMES))
 
@@ -145,7 +132,7 @@ def section(sources: Sources) -> Section | None:
     points = sources.points("layer")
     if not points:
         return None
-    analysed = with_effects([analyse_layer(point) for point in points if point.status == "ok"])
+    analysed = with_traces([analyse_layer(point) for point in points if point.status == "ok"])
     layers = {layer.point.directory: layer for layer in analysed}
     tuned = sources.records.layer_trials
     cases = group_cases(sources.reading.points, "operator") if tuned else {}
@@ -204,7 +191,7 @@ def _answer(layer: LayerAnalysis, root: Path) -> Answer:
                 }
             ),
         ],
-        more=slots_that_ran(layer.best, f"Slots of {layer.best.label}" if layer.best else ""),
+        more=list(shown_by_traces(layer.best, layer.best.label if layer.best else "")),
         details=[measured_on([point]), f"in {point.directory}"],
     )
 
@@ -241,14 +228,6 @@ def compared(layer: LayerAnalysis, best: VariantRow | None) -> Listing[VariantRo
     return Listing(COMPARED, layer.rows, "Every variant, in the order of measuring.", chosen=lambda row: row is best)
 
 
-def slots_that_ran(row: VariantRow | None, heading: str) -> list[Exhibit]:
-    """Returns the table of what ran in the variant's slots; empty without its traces."""
-    if not row or not row.slots:
-        return []
-    caption = "Whether each slot ran as it is set, from the traces of the whole layer."
-    return [Exhibit(heading=heading, listing=Listing(SLOTS, row.slots, caption))]
-
-
 def legend(layer: LayerAnalysis) -> str:
     """Returns the legend of the ratios in the layer's table."""
     return (
@@ -279,6 +258,7 @@ def variants(layer: LayerAnalysis | None) -> dict[str, dict[str, object]]:
             "settings": row.measured.settings,
             "switches": row.measured.switches,
             **({"slots": msgspec.to_builtins(row.slots)} if row.slots else {}),
+            **({"rests": msgspec.to_builtins(row.rests)} if row.rests else {}),
             **({"arguments": row.measured.arguments} if row.measured.arguments else {}),
         }
         for row, cells in zip(rows, COMPARED.records(rows), strict=True)

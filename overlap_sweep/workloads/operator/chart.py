@@ -38,6 +38,7 @@ from overlap_sweep.results.traces import drawn_trace
 from overlap_sweep.workloads.layer import section as layers
 from overlap_sweep.workloads.layer.config import Asked as LayerPoint
 from overlap_sweep.workloads.layer.result import attention_backend
+from overlap_sweep.workloads.layer.traces import shown_by_traces
 from overlap_sweep.workloads.operator.advice import default_in_words
 from overlap_sweep.workloads.operator.answer import CaseAnalysis
 from overlap_sweep.workloads.operator.choice import Candidate, PassChoice, frozen, slots_in_pass
@@ -324,8 +325,7 @@ def _proofs(case: CaseAnalysis) -> Iterator[Exhibit]:
         if outcome.trial and outcome.trial.layer:
             yield _proof(outcome, outcome.trial)
         if isinstance(outcome, Proof):
-            row = outcome.trial.rows[outcome.recommended]
-            yield from layers.slots_that_ran(row, f"What ran in the slots of the file at TP={outcome.tp_size}")
+            yield from shown_by_traces(outcome.trial.rows[outcome.recommended], f"the file at TP={outcome.tp_size}")
         yield from map(_together, outcome.together)
 
 

@@ -34,10 +34,10 @@ from overlap_sweep.workloads.layer.answer import (
     analyse_layer,
     compare,
     labels,
-    with_effects,
 )
 from overlap_sweep.workloads.layer.config import Asked as LayerPoint
 from overlap_sweep.workloads.layer.result import LayerTimes
+from overlap_sweep.workloads.layer.traces import with_traces
 from overlap_sweep.workloads.operator.config import Resolved
 
 NO_OVERLAP = OverlapConfig({}, {**SWITCH_DEFAULTS, "tp_comm_overlap": False})
@@ -103,7 +103,7 @@ def read_trial(trial: LayerTrial, directory: Path, points: Mapping[Path, Point])
     # The tuned configuration of a layer that should not overlap is `none` under another label.
     times = {label: measured.variants[name] for label, name in names.items()}
     relabelled = structs.replace(point.result, measured=structs.replace(measured, variants=times))
-    (layer,) = with_effects([analyse_layer(replace(point, result=relabelled), names)])
+    (layer,) = with_traces([analyse_layer(replace(point, result=relabelled), names)])
     warnings = point.result.warnings
     # Labels take the place of the long names of files.
     for label, name in sorted(trial.variants.items(), key=lambda item: -len(item[1])):

@@ -9,6 +9,7 @@ from overlap_sweep.overlap.overlap_cfg import SWITCH_DEFAULTS
 from overlap_sweep.report.section import Answer, Section
 from overlap_sweep.results.run_directory import trace_file
 from overlap_sweep.workloads import analyse
+from tests.golden.archives import unpack
 from tests.made_sweeps import rounds
 from tests.make_point import layer_config, make_point
 
@@ -98,3 +99,28 @@ def test_the_switch_is_of_userbuffers_alone(tmp_path: Path) -> None:
 
     assert answer.compared.rows[1].effect.settings == []
     assert answer.cautions == []
+
+
+def test_what_keeps_the_fastest_from_the_floor_is_shown_and_written(tmp_path: Path) -> None:
+    (section,) = analyse(unpack("layer", tmp_path), AnalysisConfig()).sections
+    (answer,) = section.answers
+
+    _, exhibit = answer.more
+    assert exhibit.heading == "What keeps ring_exchange from the floor"
+    assert exhibit.listing
+    shown = exhibit.listing.table.records(exhibit.listing.rows)
+    assert [(row["pass"], row["operator"]) for row in shown] == [
+        *(("fwd", operator) for operator in ("qkv", "proj", "fc1", "fc2", "")),
+        *(("bwd", operator) for operator in ("fc2", "fc1", "proj", "qkv", "")),
+    ]
+    in_all = {
+        name: sum(row[name] for row in shown) for name in ("rest_us", "gemm_us", "other_us", "exposed_us", "gap_us")
+    }
+    assert list(exhibit.notes) == [
+        "In all {rest_us:.1f} us: GEMMs {gemm_us:.1f}, other kernels {other_us:.1f}, exposed communication "
+        "{exposed_us:.1f}, gaps {gap_us:.1f}.".format(**in_all)
+    ]
+    (layer,) = section.report["layers"]  # type: ignore[attr-defined]
+    written = {one["variant"]: one.get("rests") for one in layer["variants"]}
+    assert [one["rest_us"] for one in written["ring_exchange"]] == [row["rest_us"] for row in shown]
+    assert [name for name, own in written.items() if own is None] == ["floor"]
