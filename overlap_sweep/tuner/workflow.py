@@ -34,9 +34,8 @@ from overlap_sweep.search.measured import Job, SearchInputs
 from overlap_sweep.search.sweeper import Sweep, case_of
 from overlap_sweep.search.tasks import Task, cases
 from overlap_sweep.workloads import analyse
-from overlap_sweep.workloads.layer.answer import compare
 from overlap_sweep.workloads.layer.config import Layer, WorkloadOptions
-from overlap_sweep.workloads.layer.result import LayerTimes
+from overlap_sweep.workloads.layer.result import LayerTimes, compare
 from overlap_sweep.workloads.operator.answer import ROUNDING
 from overlap_sweep.workloads.operator.choice import Candidate as Measured
 from overlap_sweep.workloads.operator.choice import PassChoice

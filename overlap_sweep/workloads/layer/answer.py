@@ -13,15 +13,14 @@ from overlap_sweep.effects import Setting as InForce
 from overlap_sweep.overlap.overlap_cfg import FLOOR, NONE, USERBUFFER_BACKENDS, named, spoken, without_folders
 from overlap_sweep.overlap.space import LAYER_KINDS, MOE_KIND
 from overlap_sweep.report.causes import Side
-from overlap_sweep.results.estimate import EXACTLY_ONE, Estimate, estimate, hidden_fraction
-from overlap_sweep.results.gain import Gain, gain_over
+from overlap_sweep.results.estimate import Estimate, estimate, hidden_fraction
+from overlap_sweep.results.gain import Gain
 from overlap_sweep.results.points import Point
 from overlap_sweep.results.records import LayerTrial
-from overlap_sweep.results.verdict import TYPICAL_SCATTER_OF_LAYERS, Scatter, steadied
 from overlap_sweep.study import effects
 from overlap_sweep.workloads.layer.config import KnobsConfig, Moe, Resolved
 from overlap_sweep.workloads.layer.moe import VARIANTS, max_connections
-from overlap_sweep.workloads.layer.result import LayerTimes, VariantTimes
+from overlap_sweep.workloads.layer.result import LayerTimes, VariantTimes, compare
 
 if TYPE_CHECKING:
     from overlap_sweep.effects.comparison import Effect
@@ -236,15 +235,3 @@ def _asked(point: Point, row: VariantRow) -> tuple[dict[str, tuple[str, str]], S
         return {}, NO_SLOTS
     switch = {"tp_comm_overlap": ("False", str(measured.switches.get("tp_comm_overlap", True)))}
     return switch, Slots(measured.settings, LAYER_KINDS[config.layer.kind])
-
-
-def compare(pairs: Sequence[tuple[VariantTimes, VariantTimes]], device_kind: str, tried: int = 1) -> list[Gain]:
-    """Returns the gain of the first of each pair of variants over the other, i-th samples of which were taken side by
-    side. `tried`: number of candidates among which the best is chosen."""
-    between = Scatter(TYPICAL_SCATTER_OF_LAYERS[device_kind])
-    ratios = []
-    for one, other in pairs:
-        samples = zip(one.times["all"].samples_us, other.times["all"].samples_us, strict=True)
-        rounds = [time_us / other_us for time_us, other_us in samples]
-        ratios.append(EXACTLY_ONE if one is other else between.added_to(estimate(rounds), 1))
-    return [gain_over(EXACTLY_ONE, ratio, tried) for ratio in steadied(ratios)]

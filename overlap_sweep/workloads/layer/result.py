@@ -1,11 +1,14 @@
 """The measurements of a workload=layer point: times of the whole layer by variant."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
 
 from overlap_sweep.declared import one_of
 from overlap_sweep.overlap.overlap_cfg import FLOOR, NONE, NONE_IN_WORDS, SWITCH_DEFAULTS
+from overlap_sweep.results.estimate import EXACTLY_ONE, estimate
+from overlap_sweep.results.gain import Gain, gain_over
 from overlap_sweep.results.measured import (
     Measured,
     Setting,
@@ -14,7 +17,7 @@ from overlap_sweep.results.measured import (
     check_pairs,
 )
 from overlap_sweep.results.run_directory import Result
-from overlap_sweep.results.verdict import gain_of_point
+from overlap_sweep.results.verdict import TYPICAL_SCATTER_OF_LAYERS, Scatter, steadied
 
 PASSES = ("fwd", "bwd", "all")
 """The passes that every variant is timed for; `both` only with several micro batches, `step` only with an optimizer."""
@@ -58,12 +61,25 @@ class LayerTimes(Measured, kw_only=True, tag="layer"):
 
     def compared(self, result: Result) -> str | None:
         """Returns the gain of the fastest variant."""
-        whole = {name: one.times["all"] for name, one in self.variants.items() if name != FLOOR}
-        none = whole.pop(NONE, None)
-        if none is None or not whole:
+        others = {name: one for name, one in self.variants.items() if name != FLOOR}
+        none = others.pop(NONE, None)
+        if none is None or not others:
             return None
-        fastest = min(whole.values(), key=lambda time: time.median_us)
-        return gain_of_point(fastest, none, result.point.runtime.device, len(whole)).in_words(NONE_IN_WORDS)
+        pairs = [(one, none) for one in others.values()]
+        gains = compare(pairs, result.point.runtime.device, len(pairs))
+        return min(gains, key=lambda gain: gain.ratio).in_words(NONE_IN_WORDS)
+
+
+def compare(pairs: Sequence[tuple[VariantTimes, VariantTimes]], device_kind: str, tried: int = 1) -> list[Gain]:
+    """Returns the gain of the first of each pair of variants over the other, i-th samples of which were taken side by
+    side. `tried`: number of candidates among which the best is chosen."""
+    between = Scatter(TYPICAL_SCATTER_OF_LAYERS[device_kind])
+    ratios = []
+    for one, other in pairs:
+        samples = zip(one.times["all"].samples_us, other.times["all"].samples_us, strict=True)
+        rounds = [time_us / other_us for time_us, other_us in samples]
+        ratios.append(EXACTLY_ONE if one is other else between.added_to(estimate(rounds), 1))
+    return [gain_over(EXACTLY_ONE, ratio, tried) for ratio in steadied(ratios)]
 
 
 def attention_backend(result: Result | None) -> str | None:

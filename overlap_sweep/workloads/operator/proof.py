@@ -32,11 +32,10 @@ from overlap_sweep.workloads.layer.answer import (
     LayerAnalysis,
     VariantRow,
     analyse_layer,
-    compare,
     labels,
 )
 from overlap_sweep.workloads.layer.config import Asked as LayerPoint
-from overlap_sweep.workloads.layer.result import LayerTimes
+from overlap_sweep.workloads.layer.result import LayerTimes, compare
 from overlap_sweep.workloads.layer.traces import with_traces
 from overlap_sweep.workloads.operator.config import Resolved
 
