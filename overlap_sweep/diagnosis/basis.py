@@ -15,11 +15,11 @@ from overlap_sweep.diagnosis import Loss, Role, as_size, as_time, counted, some_
 from overlap_sweep.diagnosis.calls import Call
 from overlap_sweep.diagnosis.causes import CAUSES
 from overlap_sweep.diagnosis.collectives import element_bytes
-from overlap_sweep.diagnosis.exposure import lost_of_hidden
 from overlap_sweep.diagnosis.facts import RankFacts, place_of, size_of
 from overlap_sweep.diagnosis.host import paused_ns
 from overlap_sweep.diagnosis.lateness import Often, Share
 from overlap_sweep.diagnosis.losses import RankView
+from overlap_sweep.diagnosis.slowed import lost_of_hidden
 from overlap_sweep.trace.intervals import intersect, intervals_of, merge
 from overlap_sweep.trace.nvtx import BYTES
 

@@ -1,9 +1,8 @@
-"""Finds when nothing computes, what the computation that ends each such gap had waited for (the host, which launched it
-just before, or the communication that ended just before), and how much slower GEMMs are next to communication than
-alone."""
+"""Finds when nothing computes, and what the computation that ends each such gap had waited for: the host, which
+launched it just before, or the communication that ended just before."""
 
 from bisect import bisect, bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
@@ -11,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from overlap_sweep.diagnosis import LATENCY_NS, NEVER, UNBLOCKED_NS, once
+from overlap_sweep.diagnosis import LATENCY_NS, NEVER, UNBLOCKED_NS
 from overlap_sweep.diagnosis.facts import RankFacts
-from overlap_sweep.trace.intervals import Intervals, Measure, intervals_of, merge, places_by_value, subtract
+from overlap_sweep.trace.intervals import Intervals, Measure, intervals_of, merge, subtract
 
 UNBLOCKED_CPU_NS = 1_000_000
 """UNBLOCKED_NS on a CPU, where the thread that waited has to wake up and to run Python first."""
@@ -190,97 +189,3 @@ def _blocking(
 def _by_step(facts: RankFacts, start: int, end: int) -> Iterator[tuple[int, int]]:
     starts_ns = facts.step_starts_ns
     return pairwise((start, *starts_ns[bisect(starts_ns, start) : bisect(starts_ns, end - 1)], end))
-
-
-def slowed_gemms(facts: RankFacts) -> Iterator[tuple[int, float, float]]:
-    """Yields the GEMMs next to communication: index into the rank's work, time of the same GEMM alone, from all steps,
-    and the time beyond it, negative if it was faster. Nanoseconds. Where times alone fall into groups, as of several
-    sizes, a GEMM is compared with the slowest group that is not slower than it."""
-    work = facts.work
-    comm = Measure(intervals_of(call for call in facts.calls if not call.is_wait))
-    took = (work.end_ns - work.start_ns).astype(np.float64)
-    beside = comm.within(work.intervals) / np.maximum(took, 1)
-    steady = ~np.isin(work.step, [*facts.startup_steps])
-    gemms = np.flatnonzero(work.is_gemm & (took > 0))
-    for _, places in places_by_value(work.signature[gemms]):
-        own = gemms[places]
-        # Communication overlaps next to nothing of a GEMM alone, and enough of one whose slowdown is counted.
-        levels = _levels(took[own[(beside[own] <= 0.02) & steady[own]]])
-        overlapped = own[beside[own] >= 0.1]
-        if not len(levels):
-            here = overlapped[steady[overlapped]]
-            levels = _level_without_overlap(beside[here], took[here])
-        if len(levels):
-            level = np.searchsorted(levels, took[overlapped], side="right") - 1
-            alone_ns = levels[np.maximum(level, 0)]
-            yield from zip(overlapped.tolist(), alone_ns.tolist(), (took[overlapped] - alone_ns).tolist(), strict=True)
-
-
-def _levels(times_ns: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns the medians of the groups that the times fall into, ascending; a single time is no group."""
-    if len(times_ns) < 2:
-        return np.empty(0)
-    times_ns = np.sort(times_ns)
-    # Kernels of one name and grid whose times differ more multiply different sizes.
-    cuts = np.flatnonzero(times_ns[1:] > 1.12 * times_ns[:-1]) + 1
-    return np.array([np.median(group) for group in np.split(times_ns, cuts)])
-
-
-def _level_without_overlap(shares: NDArray[np.float64], times_ns: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns the time alone that the times of overlapped GEMMs lead to as a line over the overlapped share; empty if
-    they don't follow one."""
-    if len(shares) < 6 or np.ptp(shares) < 0.4 or not np.ptp(times_ns):
-        return np.empty(0)
-    if np.corrcoef(shares, times_ns)[0, 1] < 0.8:
-        return np.empty(0)
-    _, alone_ns = np.polyfit(shares, times_ns, 1)
-    return np.array([alone_ns]) if alone_ns > 0 else np.empty(0)
-
-
-def slowed_by_call(facts: RankFacts) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Returns for each call the time that GEMMs next to it lost, and how long GEMMs next to it would have run alone."""
-    spans = intervals_of(facts.calls)
-    lost, alone = np.zeros(len(spans)), np.zeros(len(spans))
-    reach = np.maximum.accumulate(spans[:, 1])
-    for i, baseline, extra in slowed_gemms(facts):
-        start, end = int(facts.work.start_ns[i]), int(facts.work.end_ns[i])
-        near = slice(np.searchsorted(reach, start, side="right"), np.searchsorted(spans[:, 0], end))
-        common = np.maximum(np.minimum(spans[near, 1], end) - np.maximum(spans[near, 0], start), 0)
-        shares = common / max(common.sum(), 1)
-        lost[near] += shares * extra
-        alone[near] += shares * baseline
-    return lost, alone
-
-
-class SlowedCall(NamedTuple):
-    """What GEMMs lost next to a call. Nanoseconds."""
-
-    extra_ns: float
-    """Negative if they were faster than alone."""
-    alone_ns: float
-    """How long they would have taken alone."""
-    hidden_ns: float
-    """How long computation ran next to the call."""
-
-
-def slowed_calls(facts: RankFacts, gaps: Intervals, moving_ns: Sequence[float]) -> dict[int, SlowedCall]:
-    """Returns what GEMMs lost next to each call. `gaps`: when nothing computes; `moving_ns`: by call, how long it ran
-    without waiting, before its end."""
-    extra, alone = once(facts, slowed_by_call)
-    ends_ns = intervals_of(facts.calls)[:, 1]
-    hidden = _hidden_ns(np.stack((ends_ns - np.rint(moving_ns).astype(np.int64), ends_ns), axis=1), gaps)
-    return {i: SlowedCall(float(extra[i]), float(alone[i]), float(hidden[i])) for i in np.flatnonzero(extra).tolist()}
-
-
-def lost_of_hidden(facts: RankFacts, gaps: Intervals) -> float:
-    """Returns what GEMMs lost next to communication, as a share of the time that computation hid. `gaps`: when nothing
-    computes."""
-    steady = np.isin([call.step for call in facts.calls], facts.steady_steps)
-    lost, _ = once(facts, slowed_by_call)
-    hidden = _hidden_ns(intervals_of(facts.calls), gaps)[steady].sum()
-    return float(lost[steady].sum() / hidden) if hidden > 0 else 0.0
-
-
-def _hidden_ns(spans: Intervals, gaps: Intervals) -> NDArray[np.float64]:
-    """Returns how long computation runs in each of the spans. `gaps`: when nothing computes."""
-    return (spans[:, 1] - spans[:, 0]) - Measure(gaps).within(spans)

@@ -13,8 +13,8 @@ from overlap_sweep.diagnosis import Pass, once
 from overlap_sweep.diagnosis.arrivals import MEETING, Arrivals
 from overlap_sweep.diagnosis.calls import Call
 from overlap_sweep.diagnosis.collectives import Group, type_of
-from overlap_sweep.diagnosis.exposure import slowed_by_call
 from overlap_sweep.diagnosis.facts import PLACES, Place, RankFacts, place_of, size_of
+from overlap_sweep.diagnosis.slowed import slowed_by_call
 from overlap_sweep.trace.intervals import Measure, intervals_of, length, merge
 from overlap_sweep.trace.iterations import IterationSpan
 

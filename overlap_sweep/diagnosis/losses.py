@@ -18,7 +18,7 @@ from overlap_sweep.diagnosis.arrivals import Arrivals, arrivals
 from overlap_sweep.diagnosis.calls import roles_of
 from overlap_sweep.diagnosis.causes import CAUSES
 from overlap_sweep.diagnosis.causes.repeated_reduction import repeated_reductions
-from overlap_sweep.diagnosis.exposure import Exposed, Exposure, Late, SlowedCall, exposure_of, slowed_calls
+from overlap_sweep.diagnosis.exposure import Exposed, Exposure, Late, exposure_of
 from overlap_sweep.diagnosis.facts import RankFacts
 from overlap_sweep.diagnosis.groups import Alike, alike_calls
 from overlap_sweep.diagnosis.lateness import (
@@ -30,6 +30,7 @@ from overlap_sweep.diagnosis.lateness import (
     waitings_of,
     with_assumed_waits,
 )
+from overlap_sweep.diagnosis.slowed import SlowedCall, slowed_calls
 from overlap_sweep.trace.activity import BWD, FWD, NO_ITERATION, RECOMPUTE
 from overlap_sweep.trace.intervals import Measure, intervals_of, length, merge, places_by_value, within
 

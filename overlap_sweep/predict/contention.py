@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from overlap_sweep.diagnosis.exposure import slowed_gemms
 from overlap_sweep.diagnosis.facts import RankFacts
+from overlap_sweep.diagnosis.slowed import slowed_gemms
 from overlap_sweep.predict.calibration import calibrations, chosen
 from overlap_sweep.trace.intervals import Measure
 

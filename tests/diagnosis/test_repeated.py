@@ -10,8 +10,9 @@ from overlap_sweep.diagnosis import Finding, Role
 from overlap_sweep.diagnosis.arrivals import arrivals
 from overlap_sweep.diagnosis.calls import Call
 from overlap_sweep.diagnosis.causes.repeated_reduction import repeated_reductions
-from overlap_sweep.diagnosis.exposure import exposure_of, lost_of_hidden
+from overlap_sweep.diagnosis.exposure import exposure_of
 from overlap_sweep.diagnosis.losses import views_of
+from overlap_sweep.diagnosis.slowed import lost_of_hidden
 from tests.diagnosis.made_facts import call, rank_facts, work
 from tests.timeline import AUTOGRAD, Timeline, diagnosed
 
