@@ -20,7 +20,7 @@ DOCUMENTATION = (Path(__file__).parents[2] / "docs/diagnosis.md").read_text()
 LONGEST = 200
 COLLECTIVES = {"all_gather", "all_to_all"}
 """Those that advice may ask for; and libraries that communicate:"""
-COMMUNICATE = {"nccl", "userbuffers"}
+COMMUNICATE = {"nccl", "userbuffers", "peer_copy"}
 ANY_CAUSE = {*LIBRARIES, *get_args(Role), *get_args(Pass), *CONDITIONS, *COLLECTIVES, *COMMUNICATE}
 OWN = [cause.conditions for cause in CAUSES.values()]
 ENTRIES = [(cause, entry) for cause, entries in advice_by_cause().items() for entry in entries]
@@ -85,6 +85,13 @@ def test_a_change_has_the_value_of_the_sentence() -> None:
     assert advice.changes == ["ddp.bucket_cap_mb=9"]
     assert advice_for("latency", {"gradient": "", "ddp": ""}).changes == ["ddp.bucket_cap_mb=25"]
     assert advice_for("straggler", {"loads_longer": ""}).changes == ["loader.ready=true"]
+
+
+@pytest.mark.parametrize("libraries", [{}, {"transformer_engine": ""}], ids=["torch", "transformer_engine"])
+def test_copy_engines_are_not_advised_fewer_multiprocessors(libraries: dict[str, str]) -> None:
+    advice = advice_for("contention", {"peer_copy": "", **libraries})
+    assert advice.sentence.startswith("Copy engines take no SMs")
+    assert advice.changes == []
 
 
 def test_values_in_use_are_not_advised() -> None:
