@@ -21,6 +21,7 @@ from overlap_sweep.report.numbers import counted
 from overlap_sweep.results.identity import machine
 from overlap_sweep.results.run_directory import Attempt
 from overlap_sweep.runtime.channel import SECRET, Door, PointRequest, Reply, free_port, listen, new_secret, port_of
+from overlap_sweep.runtime.deferred import catch_up
 from overlap_sweep.runtime.group_config import GroupConfig, worker_environment
 from overlap_sweep.runtime.lock import PrivateDirectory
 from overlap_sweep.runtime.meeting import LOOPBACK
@@ -147,6 +148,7 @@ class WorkerGroup:
         """
         try:
             self._send(PointRequest(point, directory.resolve(), self._machine, earlier_attempts, timeout_s))
+            catch_up()
             replies = self._collect(timeout_s)
         except BaseException:
             # Also when the launcher is asked to stop: workers that go on could still write a result.
@@ -263,6 +265,8 @@ class WorkerPool:
         return self._group.run(point, directory, timeout_s, earlier_attempts)
 
     def close(self) -> None:
+        # The ranks will have nothing to do for long.
+        catch_up()
         if self._group:
             self._group.close()
         self._group = None
