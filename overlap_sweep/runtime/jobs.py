@@ -13,8 +13,10 @@ from hydra.core.utils import JobReturn, configure_log, setup_globals
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict
 
+from overlap_sweep import workloads
 from overlap_sweep.config import ResolvedPoint
 from overlap_sweep.errors import UserError
+from overlap_sweep.gpus import elsewhere
 from overlap_sweep.hydra_adapter.composition import compose_point
 from overlap_sweep.hydra_adapter.jobs import PreparedJob, prepare, run
 from overlap_sweep.hydra_adapter.overrides import as_typed
@@ -196,6 +198,13 @@ def _where_measured(sweep: Sweep, jobs: Sequence[Job]) -> list[Job]:
         return replace(job, directory=path)
 
     return [placed(job) for job in jobs]
+
+
+def expect(sweep: Sweep, point: ResolvedPoint) -> None:
+    """Has workers start for a point that will be launched soon, unless it may be there already or needs none here."""
+    workload = workloads.of(point)
+    if not (elsewhere() or workload.run_here or workload.refusal(point) or find_points(sweep.directory)):
+        shared_pool(sweep.directory / GROUP_LOG).start_early(point)
 
 
 def launch(sweep: Sweep, job_overrides: Sequence[Sequence[str]], first_index: int) -> list[JobReturn]:
