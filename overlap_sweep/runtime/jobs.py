@@ -96,7 +96,8 @@ class Sweep:
         with open_dict(config):
             config.hydra.job.id = str(number)
             config.hydra.job.num = number
-        HydraConfig.instance().set_config(config)
+        # Not by `set_config`, which would copy it.
+        HydraConfig.instance().cfg = config  # type: ignore[assignment]
         point = resolve(config)
         subdir = str(config.hydra.sweep.subdir)
         directory = self.directory / subdir
