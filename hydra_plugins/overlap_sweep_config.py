@@ -25,6 +25,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 from overlap_sweep import workloads
+from overlap_sweep.config import ResolvedPoint
 from overlap_sweep.errors import UserError, end
 from overlap_sweep.hydra_adapter.composition import compose_point, read_files_once
 from overlap_sweep.hydra_adapter.mistakes import check_keys
@@ -64,6 +65,12 @@ class TorchrunLauncher(Launcher):
         from overlap_sweep.runtime.jobs import Sweep
 
         self._sweep = Sweep(config, hydra_context, task_function)
+
+    def expect(self, point: ResolvedPoint) -> None:
+        """Begins what takes long of a point that will be launched soon."""
+        from overlap_sweep.runtime.jobs import expect
+
+        expect(self._sweep, point)
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Runs the jobs. Exits with one line on a UserError, since Hydra would print a traceback."""

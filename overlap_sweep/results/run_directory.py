@@ -227,37 +227,46 @@ def _word(variant: str) -> str:
     return re.sub(r"[^A-Za-z0-9.-]+", "-", variant)
 
 
-def write_result(directory: Path, result: Result) -> Path:
-    """Writes result.json so that it is whole or absent, also after power loss."""
-    return write_json(directory / RESULT_FILE, result)
+def write_result(directory: Path, result: Result, *, durable: bool = True) -> Path:
+    """Writes result.json so that it is whole or absent; also after power loss if `durable`."""
+    return write_json(directory / RESULT_FILE, result, durable=durable)
 
 
-def write_json(path: Path, content: msgspec.Struct) -> Path:
+def write_json(path: Path, content: msgspec.Struct, *, durable: bool = True) -> Path:
     """Writes the content as readable JSON, whole or absent."""
-    return write_atomically(path, msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n")
+    return write_atomically(path, msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n", durable=durable)
 
 
-def write_atomically(path: Path, content: bytes) -> Path:
-    """Writes to a temporary name next to `path`, flushes to disk, and renames."""
+def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> Path:
+    """Writes to a temporary name next to `path`, flushes to disk if `durable`, and renames."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     # In somebody else's directory the name may be a link to anywhere.
     temporary.unlink(missing_ok=True)
     try:
         with temporary.open("xb") as file:
             file.write(content)
-        return keep(temporary, path)
+        return keep(temporary, path, durable=durable)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         error.filename = str(path)
         raise
 
 
-def keep(temporary: Path, path: Path) -> Path:
-    """Renames a file that was written next to `path`, so that after power loss it is whole or absent."""
-    flush(temporary)
+def keep(temporary: Path, path: Path, *, durable: bool = True) -> Path:
+    """Renames a file that was written next to `path`, so that it is whole or absent; also after power loss if
+    `durable`."""
+    if durable:
+        flush(temporary)
     temporary.replace(path)
-    flush(path.parent)
+    if durable:
+        flush(path.parent)
     return path
+
+
+def make_durable(directory: Path) -> None:
+    """Flushes a point's result and its backend's settings to disk."""
+    for path in (directory / RESULT_FILE, *directory.glob(f"{Path(SETTINGS_FILE).stem}*"), directory):
+        flush(path)
 
 
 def flush(path: Path) -> None:

@@ -21,6 +21,7 @@ from overlap_sweep.report.numbers import counted
 from overlap_sweep.results.identity import machine
 from overlap_sweep.results.run_directory import Attempt
 from overlap_sweep.runtime.channel import SECRET, Door, PointRequest, Reply, free_port, listen, new_secret, port_of
+from overlap_sweep.runtime.deferred import catch_up
 from overlap_sweep.runtime.group_config import GroupConfig, worker_environment
 from overlap_sweep.runtime.lock import PrivateDirectory
 from overlap_sweep.runtime.meeting import LOOPBACK
@@ -60,10 +61,23 @@ class WorkerGroup:
         self._agents: list[Command] = []
         """The process of each node that hosts its ranks."""
         self._directory: PrivateDirectory | None = None
+        self._door: Door | None = None
         self._killed = False
 
     def __enter__(self) -> WorkerGroup:
         """PointFailed if the group does not start, NodeLost if a machine is missing."""
+        door = self._door or self.start()
+        try:
+            with door:
+                self._channels = self._accept(door)
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def start(self) -> Door:
+        """Starts the processes, which import torch for seconds, without waiting for them; returns where they join.
+        NodeLost if a machine is missing."""
         self._nodes = take(self.config.nodes, self.config.start_timeout_s)
         self._machine = with_hosts(
             machine(self.config.device, worker_environment(self.config), self.config.world_size), self._nodes
@@ -73,13 +87,12 @@ class WorkerGroup:
             self._directory = PrivateDirectory()
         try:
             listener = listen(self._directory.path / "workers" if self._directory else None)
-            with Door(listener, new_secret()) as door:
-                self._start_agents(door)
-                self._channels = self._accept(door)
+            self._door = Door(listener, new_secret())
+            self._start_agents(self._door)
         except BaseException:
             self.kill()
             raise
-        return self
+        return self._door
 
     def _start_agents(self, door: Door) -> None:
         alone = self._directory is not None
@@ -147,6 +160,7 @@ class WorkerGroup:
         """
         try:
             self._send(PointRequest(point, directory.resolve(), self._machine, earlier_attempts, timeout_s))
+            catch_up()
             replies = self._collect(timeout_s)
         except BaseException:
             # Also when the launcher is asked to stop: workers that go on could still write a result.
@@ -157,6 +171,10 @@ class WorkerGroup:
         if failed and not (len(replies) == len(self._channels) and all(reply.final for reply in failed)):
             self.kill()
         return wrong[0] if wrong else replies[0]
+
+    @property
+    def has_joined(self) -> bool:
+        return bool(self._channels)
 
     @property
     def alive(self) -> bool:
@@ -217,8 +235,10 @@ class WorkerGroup:
     def close(self) -> None:
         """Closes the connections, upon which workers exit by themselves, and then kills the remaining processes."""
         if not self._killed:
+            # Who has not joined would not notice.
+            ends_s = (PROFILED_END_S if self.config.wrapper else SETTLE_S) if self.has_joined else 0.0
             self._disconnect()
-            until = time.monotonic() + (PROFILED_END_S if self.config.wrapper else SETTLE_S)
+            until = time.monotonic() + ends_s
             with contextlib.suppress(NodeLost, PointFailed):
                 for agent in self._agents:
                     agent.wait(max(0.0, until - time.monotonic()))
@@ -230,6 +250,8 @@ class WorkerGroup:
         self._disconnect()
         for agent in self._agents:
             agent.end(at_once=True)
+        if self._door:
+            self._door.close()
         if self._directory:
             self._directory.remove()
             self._directory = None
@@ -253,16 +275,29 @@ class WorkerPool:
     ) -> Reply:
         """Runs the point like `WorkerGroup.run`, in the living group if its configuration is the same, else in a new
         one."""
-        config = GroupConfig.of(point, directory)
-        fits = self._group is not None and self._group.config == config and self._group.alive
-        if self._group is None or not fits or point.runtime.isolate:
+        config, group = GroupConfig.of(point, directory), self._group
+        fits = group is not None and group.config == config and group.alive
+        if group is None or not fits or (point.runtime.isolate and group.has_joined):
             self.close()
+            self._group = group = WorkerGroup(config, self._log)
+        if not group.has_joined:
             now_doing(f"starting {counted(config.world_size, 'worker')} for {directory.name}")
-            self._group = WorkerGroup(config, self._log).__enter__()
+            group.__enter__()
             now_doing(measuring(directory.name, timeout_s))
-        return self._group.run(point, directory, timeout_s, earlier_attempts)
+        return group.run(point, directory, timeout_s, earlier_attempts)
+
+    def start_early(self, point: ResolvedPoint) -> None:
+        """Starts a group on this machine for a point that will be run soon, if there is none."""
+        config = GroupConfig.of(point)
+        if self._group is None and config.nodes == 1 and not config.wrapper:
+            self._group = WorkerGroup(config, self._log)
+            # The point itself tries again, and says what is wrong.
+            with contextlib.suppress(OSError):
+                self._group.start()
 
     def close(self) -> None:
+        # The ranks will have nothing to do for long.
+        catch_up()
         if self._group:
             self._group.close()
         self._group = None

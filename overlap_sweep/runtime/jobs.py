@@ -2,24 +2,30 @@
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.utils import JobReturn, configure_log, run_job, setup_globals
+from hydra.core.utils import JobReturn, configure_log, setup_globals
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict
 
+from overlap_sweep import workloads
 from overlap_sweep.config import ResolvedPoint
-from overlap_sweep.errors import UserError, in_words
+from overlap_sweep.errors import UserError
+from overlap_sweep.gpus import elsewhere
 from overlap_sweep.hydra_adapter.composition import compose_point
+from overlap_sweep.hydra_adapter.jobs import PreparedJob, prepare, run
 from overlap_sweep.hydra_adapter.overrides import as_typed
 from overlap_sweep.hydra_adapter.plugins import error_of, finished_job
-from overlap_sweep.program import stdout_is_closed
 from overlap_sweep.report.numbers import counted
 from overlap_sweep.results.identity import point_key
 from overlap_sweep.results.run_directory import Result, find_points
 from overlap_sweep.runtime.cluster.records import refuse_living_jobs
+from overlap_sweep.runtime.deferred import deferring, later
 from overlap_sweep.runtime.group import GROUP_LOG, shared_pool
 from overlap_sweep.runtime.group_config import shared_by
 from overlap_sweep.runtime.kept import check_store, kept_result, whole_result
@@ -49,6 +55,16 @@ class Job:
     def key(self) -> str:
         """Returns a key that is equal for equal points."""
         return point_key(self.point)
+
+    @cached_property
+    def prepared(self) -> PreparedJob:
+        return prepare(self.config, self.directory)
+
+    def prepare_ahead(self) -> None:
+        """Prepares the job while another one runs."""
+        # What is raised concerns this job, and is raised again when it runs.
+        with suppress(Exception):
+            _ = self.prepared
 
 
 @dataclass(frozen=True)
@@ -80,7 +96,8 @@ class Sweep:
         with open_dict(config):
             config.hydra.job.id = str(number)
             config.hydra.job.num = number
-        HydraConfig.instance().set_config(config)
+        # Not by `set_config`, which would copy it.
+        HydraConfig.instance().cfg = config  # type: ignore[assignment]
         point = resolve(config)
         subdir = str(config.hydra.sweep.subdir)
         directory = self.directory / subdir
@@ -89,14 +106,8 @@ class Sweep:
         return Job(number, overrides, config, point, directory)
 
     def run(self, job: Job) -> JobReturn:
-        """Runs the task in this process, through Hydra."""
-        returned = run_job(
-            hydra_context=self.context,
-            task_function=self.task,
-            config=job.config,
-            job_dir_key="hydra.sweep.dir",
-            job_subdir_key="hydra.sweep.subdir",
-        )
+        """Runs the task in this process, as Hydra does."""
+        returned = run(job.prepared, self.context, self.task)
         configure_log(self.config.hydra.hydra_logging, self.config.hydra.verbose)
         return returned
 
@@ -136,24 +147,22 @@ def run_jobs(sweep: Sweep, jobs: Sequence[Job]) -> dict[Path, JobReturn]:
     A point with an OSError, such as an unwritable directory, is given up, and the next one is run.
     """
     returns = {}
-    for job in jobs:
-        stop_if_requested()
-        if limits.are_over:
-            outcomes.expected.discard(job.directory)
-            continue
-        try:
-            returned = sweep.run(job)
-            if isinstance(error := error_of(returned), OSError):
-                raise error
-        except OSError as error:
-            if isinstance(error, BrokenPipeError) and stdout_is_closed():
-                raise
-            if error.errno is not None:
-                # A failed write has no name.
-                error.filename = error.filename or str(job.directory)
-            outcomes.given_up[job.directory] = in_words(error)
-            returned = job_return(job, None)
-        returns[job.directory] = returned
+    with deferring():
+        for job, following in zip_longest(jobs, jobs[1:]):
+            stop_if_requested()
+            if limits.are_over:
+                outcomes.expected.discard(job.directory)
+                continue
+            if following:
+                later(following.directory, following.prepare_ahead)
+            try:
+                returned = sweep.run(job)
+                if isinstance(error := error_of(returned), OSError):
+                    raise error
+            except OSError as error:
+                outcomes.give_up(job.directory, error)
+                returned = job_return(job, None)
+            returns[job.directory] = returned
     return returns
 
 
@@ -190,6 +199,13 @@ def _where_measured(sweep: Sweep, jobs: Sequence[Job]) -> list[Job]:
         return replace(job, directory=path)
 
     return [placed(job) for job in jobs]
+
+
+def expect(sweep: Sweep, point: ResolvedPoint) -> None:
+    """Has workers start for a point that will be launched soon, unless it may be there already or needs none here."""
+    workload = workloads.of(point)
+    if not (elsewhere() or workload.run_here or workload.refusal(point) or find_points(sweep.directory)):
+        shared_pool(sweep.directory / GROUP_LOG).start_early(point)
 
 
 def launch(sweep: Sweep, job_overrides: Sequence[Sequence[str]], first_index: int) -> list[JobReturn]:

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from overlap_sweep.program import analyze_program, launch_program
+from overlap_sweep.errors import in_words
+from overlap_sweep.program import analyze_program, launch_program, stdout_is_closed
 from overlap_sweep.report.numbers import visible
 from overlap_sweep.results.identity import instrumented
 from overlap_sweep.results.run_directory import Result, find_points
@@ -120,6 +121,15 @@ class Outcomes:
         for directory in sorted(self.expected):
             if result := whole_result(directory):
                 self.add(Outcome(directory, result))
+
+    def give_up(self, directory: Path, error: OSError) -> None:
+        """Gives up a point without a result. Raises the error if it is that nobody reads what is printed."""
+        if isinstance(error, BrokenPipeError) and stdout_is_closed():
+            raise error
+        if error.errno is not None:
+            # A failed write has no name.
+            error.filename = error.filename or str(directory)
+        self.given_up[directory] = in_words(error)
 
     def expect(self, directories: Iterable[Path]) -> None:
         self.expected.update(directories)

@@ -32,6 +32,7 @@ from overlap_sweep.results.run_directory import (
     Result,
     clear,
     log_file,
+    make_durable,
     now,
     read_result,
     settings_file,
@@ -39,6 +40,7 @@ from overlap_sweep.results.run_directory import (
     write_result,
 )
 from overlap_sweep.runtime.channel import Reply, free_port
+from overlap_sweep.runtime.deferred import later
 from overlap_sweep.runtime.group import GROUP_LOG, WorkerPool, shared_pool
 from overlap_sweep.runtime.group_config import (
     check_instruments,
@@ -161,9 +163,14 @@ def run_point(config: DictConfig, directory: Path, may_keep: bool = False) -> fl
     announce([point], outcomes)
     kept = kept_result(directory, point) if may_keep else None
     result = kept or remembered(config, point, directory) or measure(point, directory)
-    if not kept:
-        remember(config, result, directory)
-    outcomes.add(Outcome(directory, result))
+
+    def report() -> None:
+        if not kept:
+            make_durable(directory)
+            remember(config, result, directory)
+        outcomes.add(Outcome(directory, result))
+
+    later(directory, report)
     return objective_us(result)
 
 
@@ -253,14 +260,17 @@ limits = TimeLimits()
 
 
 def measure(point: ResolvedPoint, directory: Path) -> Result:
-    """Measures the point in a group of workers, with retries, and returns its result, which is written."""
+    """Measures the point in a group of workers, with retries, and returns its result, which is written.
+
+    It lasts after power loss once `make_durable` was called.
+    """
     clear(directory)
     workload = workloads.of(point)
     reason = nodes_refusal(point) or workload.refusal(point) or _memory_refusal(point)
     if reason:
         return _without_times(point, directory, Reply("skipped", reason), now())
     for variant, settings in workload.overlap_configs(point).items():
-        write_atomically(directory / settings_file(variant), overlap_cfg.text(settings).encode())
+        write_atomically(directory / settings_file(variant), overlap_cfg.text(settings).encode(), durable=False)
     earlier: list[Attempt] = []
     pool = shared_pool(directory / GROUP_LOG)
     for left in reversed(range(point.runtime.retries + 1)):

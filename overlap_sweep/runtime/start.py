@@ -21,6 +21,7 @@ from overlap_sweep.errors import UsageError, UserError, end, in_words
 from overlap_sweep.hydra_adapter.composition import as_was_typed
 from overlap_sweep.hydra_adapter.mistakes import as_user_error
 from overlap_sweep.results.run_directory import LOCK_FILE, last_sweep
+from overlap_sweep.runtime.group import GROUP_LOG
 from overlap_sweep.runtime.lock import CLAIM_FILE, hold, refuse_if_read_only
 from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.runtime.resolvers import output_dir
@@ -29,7 +30,7 @@ T = TypeVar("T")
 
 HYDRA_FOLDER = ".hydra"
 """Folder that Hydra writes for a point before the point is checked."""
-_WRITTEN_FIRST = (HYDRA_FOLDER, "multirun.yaml")
+_WRITTEN_FIRST = (HYDRA_FOLDER, "multirun.yaml", GROUP_LOG)
 FEWEST_FILES = 64
 """Open files that a launch, its agent and a rank need with room to spare."""
 ATTEMPTS = 100

@@ -166,7 +166,8 @@ def _work(request: PointRequest, ranks: Ranks) -> Reply:
             earlier_attempts=list(request.earlier_attempts),
             **measured,
         )
-        run_directory.write_result(directory, result)
+        # The launcher makes it durable, when the ranks have something else to do.
+        run_directory.write_result(directory, result, durable=False)
     return Reply("ok")
 
 

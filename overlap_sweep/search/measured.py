@@ -96,6 +96,11 @@ class SearchInputs:
         """Returns Hydra's configuration of a point. UserError for a wrong override."""
         return compose_point(self.context.config_loader, self.config, overrides)
 
+    def expect(self, point: ResolvedPoint) -> None:
+        """Has our launchers begin what takes long of a point that will be measured soon."""
+        if expect := getattr(self.launcher, "expect", None):
+            expect(point)
+
     @cached_property
     def values(self) -> dict[str, list[str]]:
         """Returns each key's values as text, by key as typed. UserError for a continuous range, or what a search

@@ -57,7 +57,7 @@ class Sweep:
         self, inputs: SearchInputs, values: Mapping[str, Sequence[str]], refusal: Refusal = lambda _: None
     ) -> None:
         """Raises UserError, before anything runs, if there is nothing to search or a value is wrong."""
-        self.config, self.compose = inputs.config, inputs.compose
+        self.config, self.compose, self._expect = inputs.config, inputs.compose, inputs.expect
         self._refusal = refusal
         with shown_waiting("composing what is searched"):
             found = self._find_tasks(values)
@@ -82,27 +82,33 @@ class Sweep:
             [f"{key}={value}" for key, value in zip(fixed, combination, strict=True)]
             for combination in product(*fixed.values())
         ]
-        for overrides in combinations:
-            workload = self.compose(overrides).workload.name
-            if workload != "operator":
-                searchable = workloads.load(workload).searchable
-                mend = "use hydra/sweeper=knobs" if searchable else "sweep that without a search"
-                raise UserError(f"This search is for workload=operator, not for workload={workload}; {mend}.")
+        self._refuse_another_workload(combinations[0])
         choices = read_choices(self.config.search, lambda more: self.compose([*combinations[0], *more]), values)
-        tasks = []
+        tasks: list[Task] = []
         for overrides in combinations:
+            self._refuse_another_workload(overrides)
             point = resolve(self.compose([*overrides, "phases={fprop:{method:none}}"]))
             assert isinstance(point, Resolved)
             # Invalid combinations are left out; a launcher would skip them.
             reason = self._refusal(point)
             found, refused = ({}, Counter([reason])) if reason else candidates(point, choices)
             cells = {name: Cell(tuple(own)) for name, own in found.items() if own}
+            if cells and not tasks:
+                # While workers start the rest is composed.
+                self._expect(point)
             tasks.append(Task(point, overrides, cells, refused, self.config.search.noise_goal))
         if not any(task.cells for task in tasks):
             refusals = dict.fromkeys(reason for task in tasks for reason in task.refused)
             reasons = "; ".join(refusals) or "none of the operator's slots takes a swept method"
             raise UserError(f"There is nothing to search: {reasons}.")
         return tasks
+
+    def _refuse_another_workload(self, overrides: Sequence[str]) -> None:
+        workload = self.compose(overrides).workload.name
+        if workload != "operator":
+            searchable = workloads.load(workload).searchable
+            mend = "use hydra/sweeper=knobs" if searchable else "sweep that without a search"
+            raise UserError(f"This search is for workload=operator, not for workload={workload}; {mend}.")
 
     @property
     def stages(self) -> list[list[Task]]:

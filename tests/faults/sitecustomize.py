@@ -62,8 +62,8 @@ def writes_half() -> None:
 
     write_whole = run_directory.write_result
 
-    def write_half(directory: Path, result: Any) -> None:
-        path = write_whole(directory, result)
+    def write_half(directory: Path, result: Any, **how: bool) -> None:
+        path = write_whole(directory, result, **how)
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
     # For this process's remaining life, which a failed attempt ends.
@@ -74,7 +74,7 @@ def dies_while_writing() -> None:
     """Where power would be lost: the content is there, not yet its name."""
     from overlap_sweep.results import run_directory
 
-    def dies(temporary: Path, path: Path) -> Path:
+    def dies(temporary: Path, path: Path, **_: bool) -> Path:
         os._exit(1)
 
     run_directory.keep = dies

@@ -140,7 +140,7 @@ def test_a_group_is_shared_by_points_alike_unless_they_are_isolated_or_it_is_dea
     living: list[Any] = []
 
     class Group:
-        alive = True
+        alive, has_joined = True, False
 
         def __init__(self, config: GroupConfig, log: Path) -> None:
             self.config = config
@@ -148,6 +148,7 @@ def test_a_group_is_shared_by_points_alike_unless_they_are_isolated_or_it_is_dea
         def __enter__(self) -> Group:
             assert not living, "idle workers would disturb the next point's"
             living.append(self)
+            self.has_joined = True
             return self
 
         def close(self) -> None:
