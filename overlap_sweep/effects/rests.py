@@ -119,17 +119,21 @@ class _Measured:
         borders_ns = [int(start[own].min()) for _, own in calls]
         for (function, own), start_ns, next_ns in zip(calls, borders_ns, [*borders_ns[1:], None], strict=True):
             end_ns = min(int(end[own].max()), next_ns or np.iinfo(np.int64).max)
-            activation_ns = self._activation_ns(own) if "MLP" in function else end_ns
-            yield function, 0, start_ns, activation_ns
-            if activation_ns < end_ns:
+            activation_ns = self._activation_ns(own) if "MLP" in function else None
+            yield function, 0, start_ns, activation_ns or end_ns
+            if activation_ns:
                 yield function, 1, activation_ns, end_ns
 
-    def _activation_ns(self, own: NDArray[np.intp]) -> int:
-        """Returns the start of the activation: of the longest kernel between GEMMs, for it is as wide as the widest."""
+    def _activation_ns(self, own: NDArray[np.intp]) -> int | None:
+        """Returns the start of the activation: of the longest kernel between GEMMs, for it is as wide as the widest.
+        None if there is none, as where a CUDA graph launches the kernels."""
         start_ns, kind = self._events.start_ns[own], self._kind[own]
         gemms_ns = start_ns[kind == GEMM]
+        if not len(gemms_ns):
+            return None
         between = (kind == COMPUTE) & (start_ns > gemms_ns.min()) & (start_ns < gemms_ns.max())
-        return int(start_ns[np.argmax(np.where(between, self._events.end_ns[own] - start_ns, -1))])
+        longest = np.argmax(np.where(between, self._events.end_ns[own] - start_ns, -1))
+        return int(start_ns[longest]) if between[longest] else None
 
 
 def rests(layer: Sequence[Sequence[Spent]], floor: Sequence[Sequence[Spent]], operators: Sequence[str]) -> list[Rest]:
@@ -162,7 +166,8 @@ def _of_pass(spent: Sequence[Spent], operators: Sequence[str]) -> dict[str, NDAr
     times: dict[str, NDArray[np.float64]] = {}
     for one in calls:
         key, turns = (one.function, one.part), turns_of(one.function, operators, has_mlp=has_mlp)
-        if not turns or of_function[key] % len(turns):
+        in_parts = "MLP" not in one.function or of_function[one.function, 0] == of_function[one.function, 1]
+        if not turns or of_function[key] % len(turns) or not in_parts:
             return {}
         operator = list(dict.fromkeys(place.operator for place in turns[done[key] % len(turns)]))[one.part]
         times[operator] = times.get(operator, np.zeros(len(Times._fields))) + one.times

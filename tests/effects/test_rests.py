@@ -135,6 +135,12 @@ def test_nothing_is_said_where_calls_are_of_other_operators(tmp_path: Path, oper
     assert rests([spent], [spent], operators) == []
 
 
+@pytest.mark.parametrize("kernels", [[(NORM, 10)], [(GEMM, 300), (GEMM, 200)]], ids=["no GEMMs", "no activation"])
+def test_an_mlp_whose_operators_are_not_seen_apart_has_no_rests(tmp_path: Path, kernels: Kernels) -> None:
+    spent = made(tmp_path, *layer({"_LayerNormMLP": kernels}, {}))
+    assert {one.pass_ for one in rests([spent], [spent], OPERATORS)} == {"bwd"}
+
+
 def test_without_functions_of_transformer_engine_nothing_is_spent(tmp_path: Path) -> None:
     assert made(tmp_path, [("aten::mm", [(GEMM, 100)])], [("MmBackward0", [(GEMM, 100)])]) == []
 
