@@ -220,7 +220,7 @@ def test_a_condition_on_causes_needs_all_points_other_conditions_come_first(
 
 def test_variants_have_their_own_causes(tmp_path: Path) -> None:
     found = rows("query", unpack("layer", tmp_path), "--layers", "--columns", "variant,cause")
-    assert found[0] == {"variant": "none", "cause": "contention"}
+    assert found[0] == {"variant": "none", "cause": "dependency"}
     assert {"variant": "floor", "cause": "none"} in found
 
 
