@@ -5,6 +5,7 @@ of one kernel are the same if they were launched after the same kernels, or else
 """
 
 from collections.abc import Iterator, Sequence
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -15,17 +16,17 @@ from overlap_sweep.diagnosis.facts import RankFacts, Work
 from overlap_sweep.trace.intervals import Intervals, Measure, intervals_of, places_by_value
 
 MOST_SLOWED = 2.25
-"""Time of a GEMM next to communication over that of the same alone, above which it is taken for one of another size.
-One wave of thread blocks becomes two if communication has some multiprocessors: 2.0 on two H200s, hardly ever more."""
-
-MOST_BEHIND = 0.5
-"""Share of a GEMM's time behind another, above which the two share multiprocessors, and neither's time is its own."""
+"""Time of a GEMM next to communication over that of the same alone on a GPU, above which it is taken for one of another
+size. One wave of thread blocks becomes two if communication has some multiprocessors: 2.0 on two H200s, seldom more."""
 
 LEAST_SLOWED = 0.9
 """The same below which it is taken for one of a smaller size."""
 
 MOST_SLOWED_OF_SIZES = 1.4
 """The same where the kernel's times alone are of several sizes, none of which is known to be this one's."""
+
+MOST_BEHIND = 0.5
+"""Share of a GEMM's time behind another, above which the two share multiprocessors, and neither's time is its own."""
 
 
 def slowed_gemms(facts: RankFacts) -> Iterator[tuple[int, float, float]]:
@@ -40,40 +41,40 @@ def slowed_gemms(facts: RankFacts) -> Iterator[tuple[int, float, float]]:
     # Communication overlaps next to nothing of a GEMM alone, and enough of one whose slowdown is counted.
     alone = (beside <= 0.02) & ~np.isin(work.step, [*facts.startup_steps])
     gemms = np.flatnonzero(work.is_gemm & (whole > 0) & (behind <= MOST_BEHIND * whole))
-    after = _after(work) if facts.on_device else np.zeros(len(work), np.intp)
+    after = _after(work) if facts.on_device else np.zeros(len(work), np.int64)
+    # On a CPU what communicates may take most of the cores.
+    most, most_of_sizes = (MOST_SLOWED, MOST_SLOWED_OF_SIZES) if facts.on_device else (inf, inf)
     for _, places in places_by_value(work.signature[gemms]):
         own = gemms[places]
         of_kernel, overlapped = _levels(took[own[alone[own]]]), own[beside[own] >= 0.1]
         if not len(of_kernel):
             here = overlapped[~np.isin(work.step[overlapped], [*facts.startup_steps])]
             of_kernel = _level_without_overlap(beside[here], took[here])
-        most = MOST_SLOWED if len(of_kernel) == 1 else MOST_SLOWED_OF_SIZES
+        most_of_kernel = most if len(of_kernel) == 1 else most_of_sizes
         for _, alike in places_by_value(after[own]):
             same = own[alike]
-            levels = _levels(took[same[alone[same]]])
-            for gemm in same[beside[same] >= 0.1].tolist():
-                own_ns = float(took[gemm])
-                alone_ns = _time_alone(levels, own_ns, MOST_SLOWED) or _time_alone(of_kernel, own_ns, most)
-                if alone_ns:
-                    yield gemm, alone_ns, own_ns - alone_ns
+            slowed = same[beside[same] >= 0.1]
+            alone_ns = _times_alone(_levels(took[same[alone[same]]]), took[slowed], most)
+            alone_ns = np.where(alone_ns > 0, alone_ns, _times_alone(of_kernel, took[slowed], most_of_kernel))
+            slowed, alone_ns = slowed[alone_ns > 0], alone_ns[alone_ns > 0]
+            yield from zip(slowed.tolist(), alone_ns.tolist(), (took[slowed] - alone_ns).tolist(), strict=True)
 
 
-def _time_alone(levels: NDArray[np.float64], took_ns: float, most: float) -> float:
-    """Returns the slowest of these times alone that is not slower, or hardly, than a GEMM that takes so long next to
-    communication; 0 if there is none, or it took more than `most` times as long."""
-    not_slower = levels[levels <= took_ns / LEAST_SLOWED]
-    alone_ns = float(not_slower[-1]) if len(not_slower) else 0.0
-    return alone_ns if took_ns <= most * alone_ns else 0.0
+def _times_alone(levels: NDArray[np.float64], took_ns: NDArray[np.float64], most: float) -> NDArray[np.float64]:
+    """Returns for GEMMs that take so long next to communication the slowest of these times alone that is not slower, or
+    hardly; 0 if there is none, or it took more than `most` times as long."""
+    place = np.searchsorted(levels, took_ns / LEAST_SLOWED, side="right")
+    alone_ns = np.concatenate(([0.0], levels))[place]
+    return np.where(took_ns / most <= alone_ns, alone_ns, 0.0)
 
 
-def _after(work: Work) -> NDArray[np.intp]:
+def _after(work: Work) -> NDArray[np.int64]:
     """Returns for all work a number that is the same for what was launched after two kernels of the same names and
     thread blocks."""
     order = np.argsort(work.launch_ns, kind="stable")
-    signatures = np.concatenate(([-1, -1], work.signature[order]))
-    _, pairs = np.unique(np.stack((signatures[:-2], signatures[1:-1])), axis=1, return_inverse=True)
-    after = np.zeros(len(work), np.intp)
-    after[order] = pairs.reshape(-1)
+    signatures = np.concatenate(([0, 0], work.signature[order].astype(np.int64) + 1))
+    after = np.zeros(len(work), np.int64)
+    after[order] = signatures[:-2] * (signatures.max() + 1) + signatures[1:-1]
     return after
 
 
