@@ -7,7 +7,6 @@ import os
 import re
 import socket
 import struct
-import tempfile
 from collections.abc import MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,11 +76,13 @@ def place_by_hand(environ: MutableMapping[str, str]) -> Place | None:
 def write_meeting(file: Path, meeting: Meeting) -> None:
     """Writes the file, which only this user can read, at once whole."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    # mkstemp's files have mode 600.
-    descriptor, temporary = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}")
+    # Always the same name: a job that was killed while it wrote, and is queued again, leaves nothing.
+    temporary = file.with_name(f".{file.name}.tmp")
+    temporary.unlink(missing_ok=True)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as written:
         written.write(msgspec.json.encode(meeting))
-    Path(temporary).replace(file)
+    temporary.replace(file)
 
 
 def read_meeting(file: Path) -> Meeting | None:

@@ -31,6 +31,15 @@ def test_only_its_owner_can_read_the_file(tmp_path: Path) -> None:
     assert list(file.parent.iterdir()) == [file]
 
 
+def test_what_a_killed_writer_left_is_gone_with_the_next_meeting(tmp_path: Path) -> None:
+    file = tmp_path / "47_0.nodes"
+    (tmp_path / ".47_0.nodes.tmp").write_text("{")
+    write_meeting(file, MEETING)
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert read_meeting(file) == MEETING
+
+
 def test_the_file_of_a_launch_before_is_replaced_at_once_whole(tmp_path: Path) -> None:
     file = tmp_path / "one.json"
     written = [Meeting((str(number),) * 1000, number, "s") for number in range(100)]
