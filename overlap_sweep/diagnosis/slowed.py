@@ -20,10 +20,10 @@ MOST_SLOWED = 2.25
 size. One wave of thread blocks becomes two if communication has some multiprocessors: 2.0 on two H200s, seldom more."""
 
 LEAST_SLOWED = 0.9
-"""The same below which it is taken for one of a smaller size."""
+"""Ratio of these times below which it is taken for one of a smaller size."""
 
 MOST_SLOWED_OF_SIZES = 1.4
-"""The same where the kernel's times alone are of several sizes, none of which is known to be this one's."""
+"""MOST_SLOWED where the kernel's times alone are of several sizes, none of which is known to be this one's."""
 
 MOST_BEHIND = 0.5
 """Share of a GEMM's time behind another, above which the two share multiprocessors, and neither's time is its own."""
@@ -39,7 +39,8 @@ def slowed_gemms(facts: RankFacts) -> Iterator[tuple[int, float, float]]:
     behind = _behind_ns(work) if facts.on_device else np.zeros_like(whole)
     took, beside = whole - behind, comm.within(work.intervals) / np.maximum(whole, 1)
     # Communication overlaps next to nothing of a GEMM alone, and enough of one whose slowdown is counted.
-    alone = (beside <= 0.02) & ~np.isin(work.step, [*facts.startup_steps])
+    steady = ~np.isin(work.step, [*facts.startup_steps])
+    alone = (beside <= 0.02) & steady
     gemms = np.flatnonzero(work.is_gemm & (whole > 0) & (behind <= MOST_BEHIND * whole))
     after = _after(work) if facts.on_device else np.zeros(len(work), np.int64)
     # On a CPU what communicates may take most of the cores.
@@ -48,7 +49,7 @@ def slowed_gemms(facts: RankFacts) -> Iterator[tuple[int, float, float]]:
         own = gemms[places]
         of_kernel, overlapped = _levels(took[own[alone[own]]]), own[beside[own] >= 0.1]
         if not len(of_kernel):
-            here = overlapped[~np.isin(work.step[overlapped], [*facts.startup_steps])]
+            here = overlapped[steady[overlapped]]
             of_kernel = _level_without_overlap(beside[here], took[here])
         most_of_kernel = most if len(of_kernel) == 1 else most_of_sizes
         for _, alike in places_by_value(after[own]):

@@ -1,4 +1,5 @@
-"""Runs a job as Hydra's `run_job` does, in two steps, of which the first can be done before its turn."""
+"""Runs a job as Hydra's `run_job` does, in two steps, of which the first can be done before its turn: it takes 30 ms,
+in which ranks would wait, and `run_job` cannot be divided."""
 
 import copy
 from collections.abc import Mapping
