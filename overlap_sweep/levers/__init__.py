@@ -78,6 +78,7 @@ class Lever(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     there: list[str] = []
     gpu: bool = False
     cores: bool = False
+    collects: bool = False
     needs: str = ""
     pattern: str = ""
     environment: str = ""

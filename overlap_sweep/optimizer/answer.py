@@ -13,7 +13,7 @@ from overlap_sweep.errors import UserError
 from overlap_sweep.levers import OPTION, levers
 from overlap_sweep.levers.status import variables
 from overlap_sweep.optimizer import tuned_file
-from overlap_sweep.optimizer.candidates import Candidate
+from overlap_sweep.optimizer.candidates import Candidate, as_timed
 from overlap_sweep.optimizer.record import OptimizeRecord
 from overlap_sweep.report.causes import diagnosed
 from overlap_sweep.report.numbers import as_duration, as_percent, counted, some_of
@@ -263,16 +263,19 @@ def _exposed(row: JobRow) -> Iterator[Exposed]:
 def _mends(row: JobRow) -> dict[str, Prediction]:
     """Returns the best change for each cause that has one, from the setting's traces."""
     side = STUDY.side(row)
-    (run,) = diagnosed([side]) if side else [None]
+    if side is None:
+        return {}
+    (run,) = diagnosed([side])
     if not run or not run.found:
         return {}
     # Imported here, because numpy is only needed to read traces.
     from overlap_sweep.predict.runs import mends_of
 
+    measured = side.point.measured_as(JobRun)
     found: dict[str, Prediction] = {}
     for finding, mend in zip(run.found.diagnosis.findings, mends_of(run).of_findings, strict=True):
-        if mend and (mend.gain_us or 0.0) > 0:
-            found.setdefault(finding.cause, mend)
+        if mend and ((timed := as_timed(mend, measured)).gain_us or 0.0) > 0:
+            found.setdefault(finding.cause, timed)
     return found
 
 

@@ -17,6 +17,7 @@ from overlap_sweep.nccl.settings import is_older
 from overlap_sweep.optimizer.groups import Purpose, is_of_groups, values_for
 from overlap_sweep.report.numbers import counted
 from overlap_sweep.results.records import Expected
+from overlap_sweep.workloads.job.result import JobRun
 
 if TYPE_CHECKING:
     from overlap_sweep.predict.predictions import Prediction
@@ -65,6 +66,16 @@ class Candidate(msgspec.Struct, frozen=True):
         return self.expected.in_words if self.expected else "unknown"
 
 
+class Collecting(NamedTuple):
+    """How long Python collects garbage."""
+
+    share: float
+    """Share of a step."""
+    left_out: int
+    """Steps of all first runs that don't count because it did so for long."""
+    steps: int
+
+
 @dataclass(frozen=True)
 class Recorded:
     """What is known of a training from its first run."""
@@ -88,6 +99,8 @@ class Recorded:
     nodes: int = 1
     cores: int | None = None
     """Cores that each rank has; None if unknown."""
+    collecting: Collecting | None = None
+    """None if unknown."""
     inspected: Mapping[tuple[str, object], str] = field(default_factory=dict)
     """By lever and value why a value changes nothing in its processes; empty if it does (`levers.status.inspected`)."""
 
@@ -142,6 +155,9 @@ def candidates(recorded: Recorded, chosen: Mapping[str, Lever]) -> tuple[list[Ca
         of_collective = (own for one, own in recorded.collectives.items() if lever.is_for(one, value))
         own = purpose.shares if purpose else next(of_collective, shares)
         expected = _expected(lever, value, known, own, is_bound)
+        if lever.collects and recorded.collecting:
+            share = recorded.collecting.share
+            expected = Expected(OF_BOUND * share, 0.0, share, why="collecting garbage")
         found.append(Candidate(name, value, _ALLOWED[lever.results], expected, purpose.title if purpose else ""))
 
     def order(one: Candidate) -> tuple[bool, float, bool, bool]:
@@ -174,6 +190,15 @@ def _not_here(name: str, lever: Lever, recorded: Recorded, chosen: Mapping[str, 
         return "it has a meaning between nodes alone"
     if lever.collectives and is_older(recorded.nccl_version, BY_COLLECTIVE_SINCE):
         return f"it is tried for one collective at a time, which needs NCCL {'.'.join(map(str, BY_COLLECTIVE_SINCE))}"
+    if lever.collects and recorded.collecting:
+        share, left_out, steps = recorded.collecting
+        if left_out:
+            return (
+                f"Python collects garbage for long in {left_out} of {steps} steps, which don't count; it could gain "
+                f"{share:.1%} at most"
+            )
+        if share < WORTH:
+            return f"collecting garbage takes {share:.1%} of a step"
     is_known = any(inspected == name for inspected, _ in recorded.inspected)
     if not _is_called_for(lever, recorded) and not (is_known and _is_of_host(lever)):
         return f"it mends {', '.join(lever.causes)}, which the recording does not show"
@@ -232,6 +257,23 @@ def predicted_as(name: str, lever: Lever, value: Value) -> tuple[str, bool]:
         return lever.at_most.replace("{value}", programs.text(value)), True
     change = change_of(name, value)
     return change if change.partition("=")[0] in CHANGES else "", False
+
+
+def as_timed(one: Prediction, run: JobRun) -> Prediction:
+    """Returns a prediction of a recording as it is for its run's timed steps: what a host spares that the profiler has
+    made late is less by what the profiled steps take longer."""
+    # Imported here, because numpy is only needed to read traces.
+    from overlap_sweep.predict.named import CHANGES
+
+    change = CHANGES.get(one.change.partition("=")[0])
+    if one.gain_us is None or change is None or OF_HOST not in change.mends or run.timed_by != "gpu":
+        return one
+    slower_us = max((run.profiled_us or 0.0) - run.mean_us, 0.0)
+    low_us, gain_us, high_us = (
+        None if us is None else max(us - slower_us, min(us, 0.0))
+        for us in (one.gain_low_us, one.gain_us, one.gain_high_us)
+    )
+    return msgspec.structs.replace(one, gain_us=gain_us, gain_low_us=low_us, gain_high_us=high_us)
 
 
 def _pooled(several: Iterable[Prediction]) -> dict[str, Expected]:

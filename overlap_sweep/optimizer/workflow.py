@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -29,7 +30,7 @@ from overlap_sweep.levers import OPTION, named
 from overlap_sweep.levers.status import inspected
 from overlap_sweep.levers.training import Training
 from overlap_sweep.optimizer import nccl_files, tuned_file
-from overlap_sweep.optimizer.candidates import Allowed, Candidate, Recorded, allowed, candidates
+from overlap_sweep.optimizer.candidates import Allowed, Candidate, Collecting, Recorded, allowed, as_timed, candidates
 from overlap_sweep.optimizer.checks import objection, point_of
 from overlap_sweep.optimizer.first_runs import FIRST_RUNS, base, check_folder, first_runs
 from overlap_sweep.optimizer.groups import purposes_of, shares_by_collective
@@ -134,6 +135,7 @@ def _recorded(directory: Path, first: Sequence[Result]) -> Recorded:
     assert command
     mine = command(point)
     recordings = [[directory / one.name / name for name in one.traces] for one in first]
+    runs = [one.measured_as(JobRun) for one in first]
     on_gpu = point.runtime.device != "cpu"
     # Each rank has its own process groups.
     facts = [one.facts for one in read_ranks(recordings[0][: None if on_gpu else 1]).values() if one.facts]
@@ -146,13 +148,14 @@ def _recorded(directory: Path, first: Sequence[Result]) -> Recorded:
         override=point.job.levers_override,
     )
     shares: dict[str, float] = {}
-    causes = [*chain.from_iterable(each.measured_as(JobRun).causes for each in first)]
+    causes = [*chain.from_iterable(run.causes for run in runs)]
     for one in causes:
         shares[one.cause] = max(one.share, shares.get(one.cause, 0.0))
     environment = {**os.environ, **{name: str(value) for name, value in point.job.env.items() if value is not None}}
 
     def predict(changes: Sequence[str]) -> list[Prediction]:
-        return [one for traces in recordings for one in predictions_of(traces, changes)]
+        recorded = zip(recordings, runs, strict=True)
+        return [as_timed(one, run) for traces, run in recorded for one in predictions_of(traces, changes)]
 
     groups = facts[0].groups.values() if facts else ()
     tp_size = max((group.size or 1 for group in groups if group.about == tuned_file.GROUP), default=1)
@@ -171,8 +174,17 @@ def _recorded(directory: Path, first: Sequence[Result]) -> Recorded:
         nccl_version=facts[0].nccl_version if facts else "",
         nodes=point.nodes,
         cores=cores,
+        collecting=_collecting(runs),
         inspected=inspected(directory / one.name for one in first),
     )
+
+
+def _collecting(runs: Sequence[JobRun]) -> Collecting | None:
+    shares = [one.collecting_share for one in runs if one.collecting_share is not None]
+    if not shares:
+        return None
+    counts = (sum(len(one.long_collections) for one in runs), sum(len(one.step.samples_us) for one in runs))
+    return Collecting(fmean(shares), *counts)
 
 
 def _add_files(

@@ -90,6 +90,10 @@ class TrainingState(msgspec.Struct, kw_only=True):
     """Of the gradients of all parameters, if they are still there."""
     gradients_sum: Number = None
     """A norm hardly changes when all that it is of changes a little in random directions; a sum does."""
+    signed_sums: list[Number] = []
+    """Sums of the gradients with random signs (`training_state`)."""
+    layout: str = ""
+    """Digest of the sizes that the signs depend on."""
     parameters_norm: Number = None
     parameters_sum: Number = None
     loss: Number = None
@@ -114,6 +118,8 @@ class Recording(msgspec.Struct, kw_only=True):
     """Host time between the ends of timed steps; empty if the script ended before the first."""
     gpu_us: list[Us]
     """The same between events on the GPU's current stream; empty on a CPU."""
+    collecting_us: list[Annotated[float, msgspec.Meta(ge=0)]] = []
+    """Part of `host_us` in which Python collected garbage."""
     peak_memory_gb: Gb | None = None
     """Peak memory of tensors on the GPU until the last timed step, 10^9 bytes; None on a CPU."""
     state: TrainingState | None = None

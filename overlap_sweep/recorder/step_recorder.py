@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Literal
 
 from overlap_sweep.errors import first_line
 from overlap_sweep.levers import process as levers
+from overlap_sweep.recorder.clocks import CollectionClock, GpuClock, is_capturing, uses_gpu
 from overlap_sweep.recorder.recording import (
     Recording,
     TrainingState,
@@ -79,65 +80,10 @@ def step(loss: torch.Tensor | float | None = None) -> None:
         recorder.marked(loss)
 
 
-class GpuClock:
-    """Marks moments on the stream that is current when this is made.
-
-    For the host, making an event and asking for the current stream each cost as much as recording an event does. So
-    events are made beforehand, and the stream is asked for again only after 1, 2, 4, 8... marks and the last one.
-    """
-
-    def __init__(self, marks: int) -> None:
-        """`marks`: number of moments that will be marked. Must not be called while a CUDA graph is captured."""
-        self._cuda = sys.modules["torch"].cuda
-        self._stream = self._cuda.current_stream()
-        self._unused = [self._cuda.Event(enable_timing=True) for _ in range(marks)]
-        self._marked: list[torch.cuda.Event] = []
-        self._has_moved = False
-        for event in self._unused:
-            # torch makes CUDA's event when it is first recorded.
-            event.record(self._stream)
-
-    def mark(self) -> bool:
-        """Marks the end of a step. Returns whether it could: a step that becomes a CUDA graph does not run."""
-        if is_capturing():
-            return False
-        event = self._unused.pop()
-        event.record(self._stream)
-        self._marked.append(event)
-        count = len(self._marked)
-        if not self._unused or not count & (count - 1):
-            self._has_moved = self._has_moved or self._cuda.current_stream() != self._stream
-        return True
-
-    def times_us(self) -> tuple[list[float], str]:
-        """Waits for the last mark. Returns the times between marks; or none, and why they say nothing."""
-        if self._has_moved:
-            moved = "The script changed its CUDA stream between steps, so only the host's times are known"
-            return [], f"{moved}; raise job.skip_steps beyond the change."
-        try:
-            for last in self._marked[-1:]:
-                last.synchronize()
-            times_us = [start.elapsed_time(end) * 1e3 for start, end in pairwise(self._marked)]
-        except RuntimeError as error:
-            return [], f"The GPU's times could not be read ({first_line(error)})."
-        if any(time_us <= 0 for time_us in times_us):
-            return [], "The GPU had nothing to do in some steps, so only the host's times are known."
-        return times_us, ""
-
-
-def uses_gpu() -> bool:
-    """Returns whether this process has begun to use a GPU."""
-    torch = sys.modules.get("torch")
-    return torch is not None and torch.cuda.is_initialized()
-
-
-def is_capturing() -> bool:
-    """Returns whether what is launched now becomes a CUDA graph and does not run."""
-    return bool(sys.modules["torch"].cuda.is_current_stream_capturing())
-
-
 class StepRecorder:
     """The steps of this process so far: first skipped, then timed, then profiled."""
+
+    _garbage: CollectionClock | None = None
 
     def __init__(self, wanted: Wanted) -> None:
         self._wanted = wanted
@@ -163,6 +109,8 @@ class StepRecorder:
         if self._trace is not None:
             self._trace.discard()
         self._trace = None
+        self._stop_garbage()
+        self._collected_s: list[float] = []
         self._profiled_from_s: float | None = None
         self._state: PendingState | None = None
         self._ends_s: list[float] = []
@@ -232,6 +180,7 @@ class StepRecorder:
                 return
             self._levers.say_unmet()
         self._clock = GpuClock(self._wanted.steps + 1) if uses_gpu() else None
+        self._garbage = CollectionClock()
         self._take_time()
 
     def _look_at_state(self, loss: torch.Tensor | float | None) -> None:
@@ -241,7 +190,7 @@ class StepRecorder:
 
         stepped = [each for ref in self._optimizers.values() if (each := ref())]
         try:
-            self._state = PendingState(self._ends, stepped, loss)
+            self._state = PendingState(self._ends, stepped, loss, (self._rank or _rank_by_environment())[0])
         except (RuntimeError, TypeError, ValueError, AttributeError) as error:
             # Parameters may be tensors of any library.
             self._problem(f"{_UNKNOWN_STATE} ({first_line(error)}).")
@@ -256,8 +205,15 @@ class StepRecorder:
     def _take_time(self) -> None:
         if self._clock is None or self._clock.mark():
             self._ends_s.append(time.perf_counter())
+            self._collected_s.append(self._garbage.spent_s if self._garbage else 0.0)
+
+    def _stop_garbage(self) -> None:
+        if self._garbage is not None:
+            self._garbage.stop()
+        self._garbage = None
 
     def _end_of_times(self) -> None:
+        self._stop_garbage()
         if self._clock is not None:
             self._peak_memory_gb = sys.modules["torch"].cuda.max_memory_allocated() / 1e9
         if self._wanted.profile_steps and not self._gave_up:
@@ -293,6 +249,7 @@ class StepRecorder:
         # Imported here and below, for their 0.2 s, which the first step would wait for.
         from overlap_sweep.results.run_directory import trace_file
 
+        self._stop_garbage()
         rank, world_size = self._rank or _rank_by_environment()
         directory = Path(self._wanted.directory)
         has_trace = trace is not None and self._writes(trace, directory / trace_file(rank))
@@ -305,6 +262,7 @@ class StepRecorder:
             calls_per_step=1 if self._marked_by == "step" else self._calls.per_step,
             host_us=[(end_s - start_s) * 1e6 for start_s, end_s in pairwise(self._ends_s)],
             gpu_us=self._gpu_us(),
+            collecting_us=[(end_s - start_s) * 1e6 for start_s, end_s in pairwise(self._collected_s)],
             peak_memory_gb=self._peak_memory_gb,
             state=self._state_read(),
             trace=trace_file(rank) if has_trace else None,

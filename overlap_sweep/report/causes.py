@@ -59,8 +59,11 @@ class Side:
     def host_was_ahead(self) -> bool:
         """Returns whether the host is known to have been ahead of the GPU when times were taken, without the
         profiler."""
-        known = self.point.config.runtime.device == "cuda" and not self.is_users_program
-        return known and self.point.result is not None and not self.point.launch_bound
+        result = self.point.result
+        if result is None or self.point.config.runtime.device != "cuda":
+            return False
+        is_ahead = result.measured is not None and result.measured.host_was_ahead
+        return is_ahead if self.is_users_program else not self.point.launch_bound
 
 
 def diagnosed(sides: Sequence[Side]) -> list[Run | None]:

@@ -95,6 +95,11 @@ class Measured(msgspec.Struct, kw_only=True, tag_field="workload"):
     """Whether the steps are those of a user's program: its host may be late, and waits for the device are its own."""
 
     @property
+    def host_was_ahead(self) -> bool:
+        """Returns whether a user's program is known to launch ahead of the GPU without the profiler."""
+        return False
+
+    @property
     def gave_up(self) -> bool:
         """Returns whether it was seen to be too slow and not measured to its end."""
         return False

@@ -1,16 +1,27 @@
 """What is worth trying in a training, as data: from what its recording shows and what is predicted."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 
 from overlap_sweep.errors import UsageError
 from overlap_sweep.levers import named
 from overlap_sweep.levers.training import Training
-from overlap_sweep.optimizer.candidates import OF_BOUND, Candidate, Recorded, allowed, candidates
+from overlap_sweep.optimizer.candidates import (
+    OF_BOUND,
+    Candidate,
+    Collecting,
+    Recorded,
+    allowed,
+    as_timed,
+    candidates,
+)
 from overlap_sweep.optimizer.groups import Purpose
 from overlap_sweep.predict.predictions import Prediction, Status
 from overlap_sweep.results.records import Expected
+from overlap_sweep.workloads.job.result import JobRun
+from tests.make_point import timing
 
 DDP = Training(libraries={"ddp", "optimizer"})
 
@@ -47,6 +58,7 @@ def found(
     collectives: Mapping[str, Mapping[str, float]] | None = None,
     nccl_version: str = "2.28.9",
     nodes: int = 1,
+    collecting: Collecting | None = None,
 ) -> tuple[dict[str, Candidate], dict[str, str]]:
     def predict(changes: Sequence[str]) -> list[Prediction]:
         return [
@@ -69,6 +81,7 @@ def found(
         nccl_version=nccl_version,
         nodes=nodes,
         cores=cores,
+        collecting=collecting,
         inspected=seen,
     )
     tried, left_out = candidates(recorded, named(names))
@@ -194,6 +207,37 @@ def test_what_the_host_waits_for_data_is_not_expected_of_other_levers() -> None:
     collecting = tried["host.collect_every=50"].expected
     assert collecting
     assert collecting.high == pytest.approx(0.05)
+
+
+def test_garbage_that_is_collected_for_long_in_few_steps_needs_no_trial() -> None:
+    levers, busy = ("host.collect_every", "loader.num_workers"), {"host_bound": 0.3}
+    tried, _ = found(*levers, shares=busy, collecting=Collecting(0.04, 0, 60))
+    often = tried["host.collect_every=50"].expected
+    assert often
+    assert (often.high, often.why) == (0.04, "collecting garbage")
+    for collecting, reason in (
+        (
+            Collecting(0.04, 2, 60),
+            "Python collects garbage for long in 2 of 60 steps, which don't count; it could gain 4.0%",
+        ),
+        (Collecting(0.002, 0, 60), "collecting garbage takes 0.2% of a step"),
+    ):
+        tried, left_out = found(*levers, shares=busy, collecting=collecting)
+        assert not tried
+        assert left_out["host.collect_every"].startswith(reason)
+
+
+def test_what_the_profiler_made_late_is_no_gain() -> None:
+    def gains(change: str, **run: Any) -> tuple[float | None, ...]:
+        timed = as_timed(predicted(change, 75.0), JobRun(step=timing(88.0), **{"timed_by": "gpu", **run}))
+        return timed.gain_low_us, timed.gain_us, timed.gain_high_us
+
+    assert gains("host.launch=graph", profiled_us=100.0) == (8.0, 13.0, 18.0)
+    assert gains("host.launch=graph", profiled_us=112.0) == (0.0, 1.0, 6.0)
+    assert gains("host.launch=graph", profiled_us=80.0) == (20.0, 25.0, 30.0)
+    # What is not the host's, or was not timed on a GPU, is as it was recorded.
+    assert gains("ddp.bucket_cap_mb=4", profiled_us=112.0) == (20.0, 25.0, 30.0)
+    assert gains("host.launch=graph", profiled_us=112.0, timed_by="metric") == (20.0, 25.0, 30.0)
 
 
 def test_what_the_recording_does_not_need_is_left_out_with_the_reason() -> None:

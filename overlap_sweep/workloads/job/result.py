@@ -55,6 +55,11 @@ class JobRun(Measured, kw_only=True, tag="job"):
     """Times of the steps, of the slowest rank; with a rate as metric and no amount of work, those per unit."""
     timed_by: Literal["gpu", "host", "metric"]
     """Events on the GPUs, the ranks' clocks, or the metric in the output."""
+    long_collections: list[Annotated[int, msgspec.Meta(ge=0)]] = msgspec.field(default_factory=list)
+    """Numbers of the samples in `step`, from 0, in which Python collected garbage for long. They are few, by chance,
+    and do not count."""
+    collecting_share: _Share | None = None
+    """Share of the timed steps in which the rank that collects garbage longest does; null if unknown."""
     samples_per_step: _Amount | None = None
     tokens_per_step: _Amount | None = None
     unit: Name = ""
@@ -78,6 +83,10 @@ class JobRun(Measured, kw_only=True, tag="job"):
     causes: Annotated[list[FoundCause], msgspec.Meta(max_length=MOST)] = msgspec.field(default_factory=list)
     """The first finding of each cause, the most worthwhile cause first."""
 
+    def __post_init__(self) -> None:
+        if not {*self.long_collections} < {*range(len(self.step.samples_us))}:
+            raise ValueError("long_collections must be some of the steps, not all")
+
     def check(self, result: Result) -> None:
         try:
             command_line(result.point_as(Resolved))
@@ -90,10 +99,26 @@ class JobRun(Measured, kw_only=True, tag="job"):
         return as_measured(config)
 
     @property
+    def times_us(self) -> list[float]:
+        """Returns the times of the steps that count."""
+        left_out = {*self.long_collections}
+        return [time_us for step, time_us in enumerate(self.step.samples_us) if step not in left_out]
+
+    @property
+    def longer_us(self) -> float:
+        """Returns the time by which the steps that don't count are longer than others."""
+        return max(0.0, sum(self.step.samples_us) - self.mean_us * len(self.step.samples_us))
+
+    @property
     def mean_us(self) -> float:
-        """Returns the time of all steps over their number. What a run computes in an hour follows from the mean,
-        to which rare slow steps belong: those that wait for data, log, or collect garbage."""
-        return fmean(self.step.samples_us)
+        """Returns the time of the steps that count over their number. What a run computes in an hour follows from the
+        mean, to which rare slow steps belong: those that wait for data, or log."""
+        return fmean(self.times_us)
+
+    @property
+    def host_was_ahead(self) -> bool:
+        is_known = self.timed_by == "gpu" and self.profiled_us is not None
+        return is_known and all(one.cause != "host_bound" for one in self.causes)
 
     def shown_us(self, result: Result) -> float:
         return self.mean_us
@@ -128,4 +153,4 @@ def memory_share(result: Result) -> float | None:
 def sample(result: Result) -> Sample:
     """Returns the step's sample for a search over knobs: compared by time per sample, or token, where that is known."""
     run = result.measured_as(JobRun)
-    return Sample(tuple(run.step.samples_us), amount=run.amount, by_mean=True)
+    return Sample(tuple(run.times_us), amount=run.amount, by_mean=True)

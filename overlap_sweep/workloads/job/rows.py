@@ -199,9 +199,17 @@ class JobRow(SettingRow[JobTimes]):
         return calls.pop() if len(calls) == 1 else None
 
     @property
+    def garbage_share(self) -> float | None:
+        """Returns the share of the steps' time by which those with a long garbage collection are longer than others;
+        None if there is none."""
+        if not any(run.long_collections for run in self.runs):
+            return None
+        return sum(run.longer_us for run in self.runs) / sum(sum(run.step.samples_us) for run in self.runs)
+
+    @property
     def median_us(self) -> float:
         """Returns the median of all steps: less than the mean if some are much slower than most."""
-        return statistics.median(sample for run in self.runs for sample in run.step.samples_us)
+        return statistics.median(time_us for run in self.runs for time_us in run.times_us)
 
     @property
     def notes(self) -> Mapping[str, bool]:

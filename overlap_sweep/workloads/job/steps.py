@@ -9,14 +9,18 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
+from msgspec import structs
+
 from overlap_sweep.diagnosis import LISTED, Diagnosis
 from overlap_sweep.recorder.recording import NOT_FINITE, Number, Recording, TrainingState
 from overlap_sweep.report.diagnosis import lost
 from overlap_sweep.report.numbers import some_of
+from overlap_sweep.results.identity import key_of
 from overlap_sweep.results.measured import summarise
 from overlap_sweep.results.traces import ranks_of_each
 from overlap_sweep.workloads.job import command
 from overlap_sweep.workloads.job.config import Resolved
+from overlap_sweep.workloads.job.garbage import changes_collecting, collecting_share, long_collections
 from overlap_sweep.workloads.job.output import AMOUNTS, Output, amount_of
 from overlap_sweep.workloads.job.result import MOST, FoundCause, GroupExposure, JobRun
 
@@ -49,12 +53,20 @@ def fields_of(
             unit, times_us = ("", [amount * one for one in times_us]) if amount else (output.name, times_us)
     else:
         times_us, timed_by = slowest_us(slow or recordings)
+    # What the output says may be of other steps.
+    collections = [] if output else long_collections(slow or recordings, len(times_us))
     traces = [one.trace for one in recordings if one.trace and not slow and (directory / one.trace).exists()]
     traced, trace_warnings = read_traces([directory / name for name in traces], ranks_of_each(point))
+    if traced and not output and recordings[0].device == "cuda":
+        left_out = {*collections}
+        mean_us = fmean(time_us for step, time_us in enumerate(times_us) if step not in left_out)
+        traced["causes"] = without_profiler(traced["causes"], traced["profiled_us"], mean_us)
     memory_gb = [one.peak_memory_gb for one in recordings if one.peak_memory_gb is not None]
     measured = JobRun(
         step=summarise(times_us),
         timed_by=timed_by,  # type: ignore[arg-type]
+        long_collections=[] if changes_collecting(point) else collections,
+        collecting_share=collecting_share(recordings),
         unit=unit,
         calls_per_step=recordings[0].calls_per_step if recordings else None,
         peak_memory_gb=max(memory_gb, default=None),
@@ -84,6 +96,9 @@ def state_of_all(recordings: Sequence[Recording], ranks: int) -> TrainingState |
         step=states[0].step,
         gradients_norm=_together([one.gradients_norm for one in states], math.hypot),
         gradients_sum=_together([one.gradients_sum for one in states], _sum),
+        # Ranks without gradients have none.
+        signed_sums=[_together(ones, _sum) for ones in zip(*(one.signed_sums for one in states), strict=False)],
+        layout=key_of({"layouts": [one.layout for one in states]})[:8],
         parameters_norm=_together([one.parameters_norm for one in states], math.hypot),
         parameters_sum=_together([one.parameters_sum for one in states], _sum),
         loss=_together([one.loss for one in states], lambda *losses: fmean(losses)),
@@ -102,12 +117,24 @@ def _together(numbers: Sequence[Number], combined: Callable[..., float]) -> Numb
     return combined(*known) if known else None
 
 
+def without_profiler(causes: Sequence[FoundCause], profiled_us: float, time_us: float) -> list[FoundCause]:
+    """Returns the causes that a step has without the profiler, which slows the host down: it is no longer late by what
+    a profiled step takes longer."""
+    slower_us = max(profiled_us - time_us, 0.0)
+    found = []
+    for one in causes:
+        if one.cause == "host_bound":
+            lost_us = max(one.lost_us - slower_us, 0.0)
+            one = structs.replace(one, lost_us=lost_us, share=min(lost_us / profiled_us, 1.0))
+        if one.share >= LISTED:
+            found.append(one)
+    return sorted(found, key=lambda one: -one.share)
+
+
 def is_launch_bound(run: JobRun) -> bool:
-    """Returns whether the GPU waits for the host for much of a step, also without the profiler, which slows it."""
+    """Returns whether the GPU waits for the host for much of a step."""
     lost_us = next((one.lost_us for one in run.causes if one.cause == "host_bound"), 0.0)
-    if run.timed_by != "gpu" or run.profiled_us is None or not lost_us:
-        return False
-    return lost_us - max(run.profiled_us - run.mean_us, 0.0) >= HOST_BOUND * run.mean_us
+    return run.timed_by == "gpu" and lost_us >= HOST_BOUND * run.mean_us
 
 
 def slowest_us(recordings: Sequence[Recording]) -> tuple[list[float], Literal["gpu", "host"]]:

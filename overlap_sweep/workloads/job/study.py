@@ -42,13 +42,17 @@ from overlap_sweep.workloads.job.rows import (
 from overlap_sweep.workloads.job.tables import ANSWERS, COMPARED, TABLE, findings
 
 ROUNDING: Mapping[bool, Mapping[str, float]] = {
-    False: {"gradients": 1e-4, "parameters": 1e-5, "loss": 1e-4},
-    True: {"gradients": 5e-2, "parameters": 1e-3, "loss": 1e-2},
+    False: {"gradients": 1e-4, "signed": 1e-4, "parameters": 1e-5, "loss": 1e-4},
+    True: {"gradients": 5e-2, "signed": 0.15, "parameters": 1e-3, "loss": 1e-2},
 }
 """Relative differences that sums in another order explain after FEW_STEPS, with 32 bits and (True) with 16; later as
 many times more as there were more steps. With 32 bits they are some hundred times what rounding does in one step; what
 is rounded to 16 bits on its way, or comes from other data, differs by more."""
+COHERENT = 3.0
+"""How many times more than a norm a plain sum may differ: errors that all elements share add up in it."""
 FEW_STEPS = 5
+GARBAGE = 0.01
+"""Share of the steps' time from which on it is said how much longer steps with a long garbage collection were."""
 UNEVEN = 0.05
 """Share by which the mean exceeds the median from which on steps are said to vary."""
 
@@ -69,8 +73,9 @@ class JobStudy(Study[JobCase, JobRow]):
     heading = "Training jobs"
     topic = "training jobs"
     legend = (
-        "time: mean of the steps and runs, slowest rank; noise: half of its 95 % confidence interval, with the "
-        "noise between runs; exposed: of a profiled step, communication while nothing computes."
+        "time: mean of the steps and runs, slowest rank, without rare long garbage collections; noise: half of its "
+        "95 % confidence interval, with the noise between runs; exposed: of a profiled step, communication while "
+        "nothing computes."
     )
     explained = "The setting that was started first is the reference; another is best only if it is faster beyond the "
     explained += "noise."
@@ -149,7 +154,12 @@ class JobStudy(Study[JobCase, JobRow]):
                 found[f"norm of {name} {at}"] = Seen(number_of(norm), rounding[name])
                 # What all ranks have alike adds up in the sum, and in the norm as the root of their number.
                 ratio = number_of(total) / (sqrt(config.job.ranks) * (number_of(norm) or 1.0))
-                found[f"sum over norm of {name} {at}"] = Seen(ratio, rounding[name], scale=1.0)
+                found[f"sum over norm of {name} {at}"] = Seen(ratio, rounding[name] * COHERENT, scale=1.0)
+        gradients_norm = number_of(state.gradients_norm or 1.0)
+        for number, signed in enumerate(state.signed_sums, 1):
+            # Only of the same sizes: with others, signs are those of other elements.
+            what = f"sum {number} with random signs over norm of gradients of sizes {state.layout}, {at}"
+            found[what] = Seen(number_of(signed or 0.0) / gradients_norm, rounding["signed"], scale=1.0)
         return found
 
     def effect_entry(self, option: str) -> str | None:
@@ -210,8 +220,9 @@ class JobStudy(Study[JobCase, JobRow]):
         if uneven := [f"{share:.0%} with {setting}" for setting, share in shares.items() if share > UNEVEN]:
             yield (
                 f"Steps vary: the mean, which counts, is above the median by {some_of(uneven)}. Few steps measure rare "
-                f"events (waiting for data, logging, garbage collection) poorly{more}."
+                f"events (waiting for data, logging) poorly{more}."
             )
+        yield from _of_garbage(analysis.shown_first)
         on_gpus = analysis.case.ranks > 1 and analysis.points[0].config.runtime.device == "cuda"
         if on_gpus and not all(map(_has_multicast, rows)):
             yield "NVLink multicast was off (runtime.multicast=false); a training run with it may differ."
@@ -302,7 +313,7 @@ def _pooled(points: Sequence[Point]) -> Estimate:
     means_us = _means_us(points)
     time_us = statistics.fmean(means_us)
     scaled = [
-        [sample * time_us / mean_us for sample in point.measured_as(JobRun).step.samples_us]
+        [sample * time_us / mean_us for sample in point.measured_as(JobRun).times_us]
         for point, mean_us in zip(points, means_us, strict=True)
     ]
     return replace(estimate(*scaled, by_mean=True), time_us=time_us)
@@ -310,6 +321,25 @@ def _pooled(points: Sequence[Point]) -> Estimate:
 
 def _means_us(points: Iterable[Point]) -> list[float]:
     return [point.measured_as(JobRun).mean_us for point in points]
+
+
+def _of_garbage(rows: Sequence[JobRow]) -> Iterator[str]:
+    """Yields how much time long garbage collections took that are left out, where that is much."""
+    found: dict[str, str] = {}
+    for row in rows:
+        if (row.garbage_share or 0.0) < GARBAGE:
+            continue
+        left_out = sum(len(run.long_collections) for run in row.runs)
+        steps = sum(len(run.step.samples_us) for run in row.runs)
+        longer = f"{sum(run.longer_us for run in row.runs) / left_out / 1e3:,.0f} ms longer"
+        share = f"{row.garbage_share:.1%} of the time with {row.setting}"
+        found[row.setting] = f"{share}: {left_out} of {steps} steps took {longer}"
+    if found:
+        yield (
+            f"Python collected garbage for long ({some_of(found.values(), separator='; ')}). Such steps are left out, "
+            "since so few come by chance; a training has them: collect between steps, and less often "
+            f"(+{levers.OPTION}host.collect_every)."
+        )
 
 
 def _has_multicast(row: JobRow) -> bool:

@@ -65,7 +65,8 @@ def _lines(point: Point) -> str | None:
 TIMES = (
     _us(
         "time_us",
-        "Time of one training step of the slowest rank: mean of the steps and of the runs.",
+        "Time of one training step of the slowest rank: mean of the steps and of the runs, without the few in which "
+        "Python collected garbage for long.",
         header="time us",
     ),
     _us("noise_us", "", "step.noise_us", header="noise us", dropped=12, queried=True),
@@ -82,6 +83,14 @@ MEASURED = (
         _rate("units_per_s", "rate", lambda row: 1.0 if row.unit else None, dropped=11),
         about="The metric's rate, if time_us is the time of one unit of it.",
         words=lambda row: row.rate if row.unit else "",
+    ),
+    attribute(
+        "garbage_share",
+        "Time by which the few steps with a long garbage collection of Python are longer than others, which are left "
+        "out of time_us / time of all timed steps. Empty if there were none.",
+        header="garbage",
+        show=as_share,
+        dropped=9,
     ),
     _us("profiled_us", "Time of a profiled step; empty without traces."),
     _us(

@@ -21,7 +21,7 @@ from overlap_sweep.workloads.job import run as job_run
 from overlap_sweep.workloads.job.output import ending, first_error
 from overlap_sweep.workloads.job.result import FoundCause, JobRun, memory_share
 from overlap_sweep.workloads.job.run import run
-from overlap_sweep.workloads.job.steps import is_launch_bound, read_traces
+from overlap_sweep.workloads.job.steps import is_launch_bound, read_traces, without_profiler
 from tests.make_point import made_result
 from tests.timeline import write_trace
 from tests.workloads.job.commands import failure, job, job_point, measured, recorded, recording, shell
@@ -267,16 +267,28 @@ def test_the_reason_is_the_first_exception_that_was_not_handled(tmp_path: Path) 
     assert str(failed) == "the command ended with exit status 1: ValueError: no bucket"
 
 
-def test_a_step_is_launch_bound_by_what_the_profiler_does_not_add() -> None:
-    def run(lost_us: float, profiled_us: float, timed_by: str = "gpu") -> JobRun:
+def test_a_step_is_launch_bound_if_the_host_costs_a_tenth() -> None:
+    def run(lost_us: float, timed_by: str = "gpu") -> JobRun:
         cause = FoundCause(cause="host_bound", lost_us=lost_us, share=0.5)
-        timed = {"step": summarise([100.0, 100.0]), "timed_by": timed_by, "profiled_us": profiled_us}
-        return JobRun(causes=[cause], **timed)
+        return JobRun(causes=[cause], step=summarise([100.0, 100.0]), timed_by=timed_by, profiled_us=100.0)  # type: ignore[arg-type]
 
-    assert is_launch_bound(run(20.0, 100.0))
-    assert not is_launch_bound(run(20.0, 115.0))
-    assert not is_launch_bound(run(20.0, 100.0, "host"))
+    assert is_launch_bound(run(10.0))
+    assert not is_launch_bound(run(9.0))
+    assert not is_launch_bound(run(20.0, "host"))
     assert not is_launch_bound(JobRun(step=summarise([100.0, 100.0]), timed_by="gpu", profiled_us=100.0))
+
+
+def test_the_host_is_late_by_what_the_profiler_does_not_add() -> None:
+    def found(profiled_us: float) -> dict[str, float]:
+        causes = [
+            FoundCause(cause="host_bound", lost_us=22.0, share=22.0 / profiled_us),
+            FoundCause(cause="bandwidth", lost_us=6.0, share=6.0 / profiled_us),
+        ]
+        return {one.cause: one.lost_us for one in without_profiler(causes, profiled_us, 100.0)}
+
+    assert found(100.0) == found(90.0) == {"host_bound": 22.0, "bandwidth": 6.0}
+    assert [*found(120.0).items()] == [("bandwidth", 6.0), ("host_bound", 2.0)]
+    assert found(130.0) == {"bandwidth": 6.0}
 
 
 def test_who_hangs_is_ended_and_told_how_far_it_came(tmp_path: Path) -> None:
