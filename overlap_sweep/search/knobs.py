@@ -79,6 +79,9 @@ def _descend(trail: KnobTrail, effort: Search, knobs: Sequence[int]) -> Steps:
         best = trail.best
         # The next round starts from the new best, so its lead is confirmed first.
         if best != origin and len(trail.found.of[best]) < min(2, effort.repeats):
+            if trail.room() < 2 + 2 * _rounds(effort):
+                # All that is left of the budget is for the proof, which confirms it, too.
+                return
             simpler = (s for s in trail.found.of if trail.simplicity(s)[0] < trail.simplicity(best)[0])
             yield from trail.measure_again([best, min(simpler, key=trail.found.time_us)])
         if trail.best == origin:
