@@ -137,6 +137,9 @@ def check_keys(overrides: Iterable[str]) -> None:
         is_hydras = override.is_hydra_override()
         if not (has_key(HydraConf, key.removeprefix("hydra.")) if is_hydras else workloads_with(key)):
             raise UsageError(unknown_option(key))
+        if key in ("hydra.sweep.dir", "hydra.run.dir") and override.value() == "":
+            # Results would lie among the files of the current folder, and all below it would be analysed.
+            raise UsageError(f"{key} is empty; give a directory.")
         if override.is_delete() and key in GROUPS:
             # Without the group Hydra would take the option's default, which is not what was typed.
             raise UsageError(_not_deletable(key))
