@@ -127,11 +127,14 @@ def _recordings(paths: list[Path]) -> tuple[list[Recording], list[str]]:
 
 def _options(directory: Path) -> dict[str, str]:
     """Returns the options of the point whose directory it is, by dotted name; empty if it is none."""
+    from overlap_sweep.results.identity import HOW_TO_RUN
     from overlap_sweep.results.run_directory import RESULT_FILE, read_result
 
     if not (directory / RESULT_FILE).is_file():
         return {}
-    return dict(_flat(read_result(directory / RESULT_FILE).recorded, ""))
+    how_to_run = {f"runtime.{name}" for name in HOW_TO_RUN}
+    recorded = _flat(read_result(directory / RESULT_FILE).recorded, "")
+    return {name: value for name, value in recorded if name not in how_to_run}
 
 
 def _flat(value: Any, name: str) -> Any:

@@ -76,6 +76,11 @@ def optimize(
     Exit status: 0 whatever the answer, 1 error, 2 wrong usage, 3 if --fail-if holds, 130 Ctrl-C.
     """
     overrides, command = _parted(words or [])
+    if other := next((word for word in overrides if word.lstrip("+").startswith("job.command=")), ""):
+        raise UsageError(f"{other}: the command is given after --; leave that out.")
+    wanted = [one.strip() for one in levers.split(",")] if levers is not None else []
+    if not all(wanted):
+        raise UsageError(f"--levers {levers!r} has an empty name; give levers or families, such as ddp,nccl.max_ctas.")
     if fail_expressions:
         out.check_fail_if(fail_expressions, _frame(None))
     from overlap_sweep.commands.launch import main as launch
@@ -97,7 +102,7 @@ def optimize(
         *([f"search.max_points={runs}"] if runs else []),
         f"optimize.allow={allow}",
         f"optimize.memory={_share(memory):g}",
-        *([f"optimize.levers={override_value(levers.split(','))}"] if levers else []),
+        *([f"optimize.levers={override_value(wanted)}"] if wanted else []),
         # What a script sets itself is what its user wants to know better.
         "job.levers_override=true",
         f"job.ranks={ranks or started_processes(command, {}) or 1}",

@@ -8,7 +8,7 @@ import msgspec
 import typer
 
 from overlap_sweep.commands import output
-from overlap_sweep.errors import UserError
+from overlap_sweep.errors import UsageError, UserError
 from overlap_sweep.report.console import print_table
 from overlap_sweep.report.predictions import PREDICTIONS
 from overlap_sweep.report.table import Listing, Row
@@ -61,7 +61,7 @@ def predict(
     Exit status: 0 success, 1 error, 2 wrong usage.
     """
     if against is not None and not change:
-        raise UserError("--against is a recording with a change made; name that with --change.")
+        raise UsageError("--against is a recording with a change made; name that with --change.")
     rows, names, problems = predicted_rows(paths, change or [], against)
 
     def show(console: Console) -> None:
@@ -86,7 +86,7 @@ def predicted_rows(
 
     refused = {each: reason for each in change if (reason := _refused(each))}
     if refused and len(refused) == len(set(change)):
-        raise UserError(next(iter(refused.values())))
+        raise UsageError(next(iter(refused.values())))
     traces, problems = find_traces(paths)
     runs = graphs(traces)
     other = None if against is None else _only(graphs(find_traces([against])[0]), against)
@@ -112,7 +112,7 @@ def _predictions(graph: StepGraph, wanted: Sequence[str], refused: Mapping[str, 
 
 def _refused(change: str) -> str:
     """Returns why a change that has a lever is not predicted, with the change that is like it, or an empty string;
-    UserError if something in it is neither a change nor a lever."""
+    UsageError if something in it is neither a change nor a lever."""
     from overlap_sweep.levers import levers
     from overlap_sweep.levers.programs import text
     from overlap_sweep.predict.named import CHANGES, parsed, singles

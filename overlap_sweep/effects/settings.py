@@ -63,18 +63,32 @@ def verdicts(
 ) -> list[Setting]:
     """Returns the verdict on each option. `options`: values before and after by name; `found`: what differs; `entries`:
     names of the entries of options that have other names, empty for one that traces do not show."""
-    settings = []
-    for option, (first, second) in options.items():
+    found_of: dict[str, tuple[Verdict, str]] = {}
+    unknown: list[str] = []
+    for option, (_, second) in options.items():
         name = entries.get(option, option)
-        entry = known(name) if name else None
-        verdict, evidence = _verdict(entry, second, after, found) if entry else _of_unknown(found)
         if not name:
-            verdict, evidence = "cannot be seen", UNSEEN
-        settings.append(Setting(name=option, before=first, after=second, verdict=verdict, evidence=evidence))
-    return settings
+            found_of[option] = ("cannot be seen", UNSEEN)
+        elif entry := known(name):
+            found_of[option] = _verdict(entry, second, after, found)
+        else:
+            unknown.append(option)
+    shown = [option for option, (verdict, _) in found_of.items() if verdict in ("in force", "fell back")]
+    for option in unknown:
+        found_of[option] = _of_unknown(found, [one for one in (*shown, *unknown) if one != option])
+    return [
+        Setting(name=option, before=first, after=second, verdict=found_of[option][0], evidence=found_of[option][1])
+        for option, (first, second) in options.items()
+    ]
 
 
-def _of_unknown(found: Sequence[Difference]) -> tuple[Verdict, str]:
+def _of_unknown(found: Sequence[Difference], others: Sequence[str]) -> tuple[Verdict, str]:
+    """`others`: the other settings that may have made what ran differ."""
+    if found and others:
+        return (
+            "cannot be seen",
+            f"what ran differs, as {others[0]} may do alone, and it is not known how this one shows",
+        )
     if found:
         return "in force", "what ran differs"
     return "cannot be seen", "nothing that ran differs, and it is not known how this setting shows"

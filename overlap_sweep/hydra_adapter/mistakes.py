@@ -17,6 +17,7 @@ from hydra.conf import HydraConf
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf.errors import GrammarParseError, OmegaConfBaseException
 
+from overlap_sweep.config import NO_PART_OF_A_POINT
 from overlap_sweep.declared import has_key
 from overlap_sweep.errors import UsageError, UserError, end, nearest
 from overlap_sweep.hydra_adapter.overrides import (
@@ -39,6 +40,8 @@ from overlap_sweep.program import launch_program
 
 _NO_NAME = "Config group override must be a string or a list."
 """Hydra's ValueError about a number as the choice of a config group."""
+_ONE_FLAG = "Only one of --run"
+"""Its ValueError about flags that exclude each other."""
 _KINDS = {"Integer": "not a whole number", "Float": "not a number", "Boolean": "neither true nor false"}
 """What is wrong with a value, by the OmegaConf type of its option."""
 _GROUPS = ("+experiment", "hydra/launcher", "hydra/sweeper")
@@ -116,18 +119,36 @@ def _without_dashes(name: str) -> str:
 
 
 def check_keys(overrides: Iterable[str]) -> None:
-    """Raises UsageError for the first option that neither a workload nor Hydra has, and for a group that is deleted."""
+    """Raises UsageError for the first option that neither a workload nor Hydra has, for a group that is deleted, and
+    for values of a sweep that would be lost without a word."""
+    swept: dict[str, str] = {}
     for override in parsed(overrides):
         key = override.key_or_group
+        if override.is_sweep_override():
+            if key in NO_PART_OF_A_POINT:
+                raise UsageError(_of_whole_sweep(key, as_typed(override.input_line or "")))
+            swept.setdefault(key, as_typed(override.input_line or ""))
+        if key in swept and (typed := as_typed(override.input_line or "")) != swept[key]:
+            # All its points would be those of the last one.
+            raise UsageError(f"{typed} replaces all values of {swept[key]}; give {key} once.")
         if "/" in key or key == "experiment":
             continue
         # With a + Hydra would take an unknown option of its own and ignore it.
         is_hydras = override.is_hydra_override()
         if not (has_key(HydraConf, key.removeprefix("hydra.")) if is_hydras else workloads_with(key)):
             raise UsageError(unknown_option(key))
+        if key in ("hydra.sweep.dir", "hydra.run.dir") and override.value() == "":
+            # Results would lie among the files of the current folder, and all below it would be analysed.
+            raise UsageError(f"{key} is empty; give a directory.")
         if override.is_delete() and key in GROUPS:
             # Without the group Hydra would take the option's default, which is not what was typed.
             raise UsageError(_not_deletable(key))
+
+
+def _of_whole_sweep(key: str, typed: str) -> str:
+    # Of text, which a folder's name may be, a comma can be part.
+    quoted = f", or quote one with commas, as in '{key}=\"a,b\"'" if key in ("store", "resume") else ""
+    return f"{typed}: {key} is of the whole sweep, not of its points; give one value{quoted}."
 
 
 def _not_deletable(group: str) -> str:
@@ -213,7 +234,7 @@ def errors_in_one_line() -> Iterator[None]:
     except (HydraException, OmegaConfBaseException) as error:
         end(as_user_error(error))
     except ValueError as error:
-        if not str(error).startswith(_NO_NAME):
+        if not str(error).startswith((_NO_NAME, _ONE_FLAG)):
             raise
         end(as_user_error(error))
     finally:
@@ -243,6 +264,8 @@ def one_line(error: Exception) -> str:
         return _several_values(found[1])
     if isinstance(error, OverrideParseException):
         return _unreadable(error.override)
+    if text.startswith(_ONE_FLAG):
+        return f"{text[: -len('can be specified')]}can be given."
     if text.startswith(_NO_NAME):
         return f"This config group takes a name, not a number ({text})."
     if found := re.search(r"Missing mandatory value: (\S+)", f"{text} {error.__cause__}"):

@@ -92,6 +92,7 @@ class Lever(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     program: str = ""
     requires: list[str] = []
     write: str = ""
+    write_with: dict[str, str] = {}
     effect: str = ""
     change: str = ""
     at_most: str = ""
@@ -170,6 +171,19 @@ class Lever(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     def _with(self, value: str) -> str:
         return self.write.replace("{value}", value)
+
+
+def written_together(values: Mapping[str, Value]) -> list[str]:
+    """Returns the lines for the user's script of levers that are applied together, by name."""
+    lines, in_others = [], {other for name in values for other in levers()[name].write_with}
+    for name, value in values.items():
+        lever = levers()[name]
+        if other := next((one for one in lever.write_with if one in values), ""):
+            both = lever.write_with[other].replace("{value}", str(value))
+            lines.append(both.replace("{other}", str(values[other])))
+        elif name not in in_others:
+            lines.append(lever.written(value))
+    return lines
 
 
 @cache

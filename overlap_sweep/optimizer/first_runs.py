@@ -89,7 +89,10 @@ def first_runs(inputs: SearchInputs, space: KnobSpace, measurements: Measurement
         with limits.inspecting():
             (result,) = measurements.measure([space.job((), repetition)])
         if result is None:
-            raise UserError(f"{measurements.budget.why_spent} before the command had run {FIRST_RUNS} times; raise it.")
+            raise UserError(
+                f"{measurements.budget.why_spent} before the command had run {FIRST_RUNS} times; raise it (--minutes), "
+                f"or if a run hangs, see worker.log in its folder in {measurements.directory}"
+            )
         return result
 
     def changed(space: KnobSpace, key: str, value: int) -> KnobSpace:

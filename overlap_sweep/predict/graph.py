@@ -87,6 +87,8 @@ class Node(msgspec.Struct):
     """Number of ranks that communicate; None if unknown."""
     backward: int = 0
     """Number of backward passes that had begun when communication was launched."""
+    optimizer: int = 0
+    """Number of optimizers' steps that had begun when communication was launched."""
     work: int = NEVER
     """Index into the rank's work."""
     is_gemm: bool = False
@@ -257,6 +259,7 @@ def _add_rank(
             node.group_size = size_of(facts, call)
             node.bytes = call.buffer_bytes(node.group_size)
             node.backward = int(facts.backward_passes[:, 0].searchsorted(call.launch_ns, side="right"))
+            node.optimizer = int(facts.optimizer_steps[:, 0].searchsorted(call.launch_ns, side="right"))
         nodes.append(node)
     for need in needs_of(facts):
         node_after, node_before = node_of.get(need.after), node_of.get(need.before)

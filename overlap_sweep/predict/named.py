@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from overlap_sweep.errors import UserError, nearest
+from overlap_sweep.errors import UsageError, nearest
 from overlap_sweep.predict.changes import blocks, gathers, hosts, reductions, resources, scale
 from overlap_sweep.predict.graph import CannotTell, Node, StepGraph
 from overlap_sweep.scopes import parts_of, value_for
@@ -173,7 +173,7 @@ def singles(change: str) -> list[str]:
 
 
 def parsed(change: str, also: Collection[str] = ()) -> list[tuple[Change, str]]:
-    """Returns the single changes of `NAME=VALUE+NAME=VALUE`. UserError if one is unknown. `also`: other names that may
+    """Returns the single changes of `NAME=VALUE+NAME=VALUE`. UsageError if one is unknown. `also`: other names that may
     have been meant."""
     found = []
     for each in singles(change):
@@ -181,8 +181,8 @@ def parsed(change: str, also: Collection[str] = ()) -> list[tuple[Change, str]]:
         if name not in CHANGES:
             near = nearest(name, [*CHANGES, *also])
             mend = f"Did you mean {near}?" if near else f"Choose from {', '.join(CHANGES)}."
-            raise UserError(f"Unknown change {name}. {mend}")
+            raise UsageError(f"Unknown change {name}. {mend}" if name else f"A change is missing. {mend}")
         if not separator or not value:
-            raise UserError(f"{each} is not NAME=VALUE, such as {name}={(CHANGES[name].values or ['8'])[0]}.")
+            raise UsageError(f"{each} is not NAME=VALUE, such as {name}={(CHANGES[name].values or ['8'])[0]}.")
         found.append((CHANGES[name], value))
     return found

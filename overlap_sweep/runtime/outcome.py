@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from overlap_sweep.errors import in_words
+from overlap_sweep.hydra_adapter.overrides import as_typed
 from overlap_sweep.program import analyze_program, launch_program, stdout_is_closed
 from overlap_sweep.report.numbers import visible
 from overlap_sweep.results.identity import instrumented
@@ -172,7 +173,7 @@ class Outcomes:
         """Returns the command that measures only missing and failed points."""
         if self.resumed_by:
             return shlex.join(self.resumed_by(self.directory()))
-        arguments = [argument for argument in sys.argv[1:] if not argument.startswith("resume=")]
+        arguments = [as_typed(argument) for argument in sys.argv[1:] if not argument.startswith("resume=")]
         named = any(argument.startswith("hydra.sweep.dir=") for argument in arguments)
         return shlex.join([*launch_program().split(), *arguments, *([] if named else [f"resume={self.directory()}"])])
 

@@ -2,9 +2,12 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from overlap_sweep.commands import effect
+from overlap_sweep.results import run_directory
 from tests.analyze import analyze
 from tests.effects.recordings import unpack
 
@@ -67,3 +70,12 @@ def test_what_is_asked_of_a_slot_is_the_name_of_a_setting(recorded: Path) -> Non
     done = analyze("effect", recorded / "ub_default", "--against", recorded / "ub_none", "--set", "fc1_dgrad=16")
 
     assert done.stderr.endswith("error: --set fc1_dgrad=16: 16 is not a setting; give one such as bulk_sm16.\n")
+
+
+def test_options_of_how_to_run_a_point_are_no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search gives its points others, such as no retries."""
+    (tmp_path / run_directory.RESULT_FILE).touch()
+    recorded = {"repetition": 1, "runtime": {"retries": 0, "timeout_s": 30.0, "multicast": False}}
+    monkeypatch.setattr(run_directory, "read_result", lambda _: SimpleNamespace(recorded=recorded))
+
+    assert list(effect._options(tmp_path)) == ["runtime.multicast"]

@@ -55,6 +55,16 @@ def test_help_names_every_command(tmp_path: Path) -> None:
             "overlap-sweep optimize -- torchrun train.py\n",
         ),
         (["optimize", "--"], 2, "error: The command is missing after --.\n"),
+        (
+            ["optimize", "job.command=a.py", "--", "b.py"],
+            2,
+            "error: job.command=a.py: the command is given after --; leave that out.\n",
+        ),
+        (
+            ["optimize", "--levers", "ddp,", "--", "b.py"],
+            2,
+            "error: --levers 'ddp,' has an empty name; give levers or families, such as ddp,nccl.max_ctas.\n",
+        ),
         (["optimize", "--minuts=3", "--", "x"], 2, "error: Unknown option --minuts. Did you mean --minutes?\n"),
         (
             ["optimize", "--memory=900%", "--", "x"],

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from overlap_sweep.predict.named import CHANGES
 from tests.analyze import analyze
 from tests.diagnosis.planted import ARCHIVES, unpack
 
@@ -108,10 +109,14 @@ def test_a_lever_that_is_not_predicted_is_answered_beside_others(recorded: Path)
             ["--change", "loader.num_worker=4"],
             "error: Unknown change loader.num_worker. Did you mean loader.num_workers?",
         ),
+        (
+            ["--change", ""],
+            f"error: A change is missing. Choose from {', '.join(CHANGES)}.",
+        ),
         (["--against", "elsewhere"], "error: --against is a recording with a change made; name that with --change."),
     ],
 )
 def test_mistakes_are_one_line(recorded: Path, words: list[str], error: str) -> None:
     done = analyze("predict", recorded / "ddp_one_bucket", *words)
 
-    assert (done.returncode, done.stderr.strip(), done.stdout) == (1, error, "")
+    assert (done.returncode, done.stderr.strip(), done.stdout) == (2, error, "")

@@ -2,6 +2,7 @@
 
 import pytest
 
+from overlap_sweep.effects import Difference
 from overlap_sweep.effects.fingerprint import Family, Fingerprint, Moved, StepPrint
 from overlap_sweep.effects.settings import verdicts
 
@@ -33,3 +34,23 @@ def test_only_the_groups_that_are_meant_count(value: str, expected: tuple[str, s
     (setting,) = verdicts({"group.max_ctas": ("", value)}, prints, [], {"group.max_ctas": "NCCL_MAX_CTAS"})
 
     assert (setting.verdict, setting.evidence) == expected
+
+
+@pytest.mark.parametrize(
+    ("others", "verdict"),
+    [
+        ({}, "in force"),
+        ({"NCCL_MAX_CTAS": ("", "4")}, "in force"),
+        ({"NCCL_MAX_CTAS": ("", "8")}, "cannot be seen"),
+        ({"another": ("", "1")}, "cannot be seen"),
+    ],
+)
+def test_an_unknown_setting_is_in_force_only_if_nothing_else_explains_what_differs(
+    others: dict[str, tuple[str, str]], verdict: str
+) -> None:
+    """Of the others, 4 blocks are not in force, where 8 ran."""
+    found = [Difference(aspect="blocks", before="24", after="8", sentence="24 blocks became 8")]
+
+    judged = {one.name: one.verdict for one in verdicts({"typo": ("", "1"), **others}, [recorded(dp=8)], found, {})}
+
+    assert judged["typo"] == verdict

@@ -8,7 +8,7 @@ import pytest
 
 from overlap_sweep.diagnosis.facts import LIBRARIES
 from overlap_sweep.errors import UserError
-from overlap_sweep.levers import Value, chosen, levers, programs
+from overlap_sweep.levers import Value, chosen, levers, programs, written_together
 from overlap_sweep.levers.programs import Command
 
 MEGATRON = "torchrun --nproc-per-node 2 pretrain_gpt.py --bf16 --use-distributed-optimizer"
@@ -212,6 +212,17 @@ def test_accelerates_configuration_counts_as_its_options() -> None:
     assert "the command gives --fsdp_backward_prefetch itself (BACKWARD_PRE)" in said
     assert "needs --use_fsdp" in refusal(line, texts={"my.yaml": ": {"}, accelerate__fsdp_forward_prefetch=True)
     assert programs.files_of(shlex.split(line)) == ["train.py", "my.yaml"]
+
+
+def test_levers_of_one_argument_are_one_line() -> None:
+    """DistributedDataParallel ignores bucket_cap_mb beside a list, so that two lines would not be what was measured."""
+    both = written_together({"ddp.bucket_cap_mb": 4, "ddp.first_bucket_mb": 25, "ddp.static_graph": True})
+
+    assert both == [
+        "DistributedDataParallel(model, bucket_cap_mb_list=[25, 4])",
+        "DistributedDataParallel(model, static_graph=True)",
+    ]
+    assert written_together({"ddp.bucket_cap_mb": 4}) == ["DistributedDataParallel(model, bucket_cap_mb=4)"]
 
 
 def test_what_to_write_is_the_option_itself() -> None:

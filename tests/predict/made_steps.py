@@ -3,6 +3,7 @@ gradients, an optimizer. The host has launched everything long before. Times are
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import numpy as np
 
@@ -44,6 +45,20 @@ def training(steps: int = 2, gemm_us: float = 1000, reduce_us: float = 2000, opt
         now_us += reduce_us
         kernels.append(Kernel(now_us, now_us + optimizer_us, NEITHER, step=step))
         now_us += optimizer_us
+    return kernels
+
+
+def taking_turns(passes: int = 2, *, optimizers: bool) -> list[Kernel]:
+    """Two steps of passes of 1 ms forward, 4 ms backward and an all-reduce of 64 MB in 2 ms: each before the step of an
+    optimizer of its own, as in a GAN, or with `optimizers` False all before one, as microbatches that all reduce."""
+    kernels, now_us = [], 1_000_000.0
+    for step in (1, 2):
+        for number in range(passes):
+            took_us = [(FWD, 0.0, 1000), *[(BWD, 0.0, 1000)] * 4, (BWD, 64.0, 2000)]
+            took_us += [(NEITHER, 0.0, 300)] if optimizers or number == passes - 1 else []
+            for pass_, megabytes, length_us in took_us:
+                kernels.append(Kernel(now_us, now_us + length_us, pass_, megabytes, step))
+                now_us += length_us
     return kernels
 
 
@@ -89,16 +104,23 @@ def facts_of(rank: int, kernels: Sequence[Kernel]) -> RankFacts:
         )
         for number in sorted({one.step for one in kernels})
     ]
-    backward = [
-        [
-            round(min(at_us for one, at_us in computed if one.step == step.number and one.pass_ == BWD) * 1000),
-            round(max(at_us for one, at_us in computed if one.step == step.number and one.pass_ == BWD) * 1000),
-        ]
-        for step in steps
-        if any(one.step == step.number and one.pass_ == BWD for one, _ in computed)
-    ]
+    # A pass ends where another begins.
+    runs = [[at_us for _, at_us in run] for run in _runs_of(computed, BWD)]
+    backward = [[round(min(run) * 1000), round(max(run) * 1000)] for run in runs]
+    optimizing = [[round(run[0][1] * 1000), round(run[-1][1] * 1000)] for run in _runs_of(computed, NEITHER)]
     made = rank_facts(rank, calls, work=work, names=["gemm"], grids=[1])
-    return replace(made, steps=steps, stream_events=events, backward_passes=np.array(backward, np.int64).reshape(-1, 2))
+    return replace(
+        made,
+        steps=steps,
+        stream_events=events,
+        backward_passes=np.array(backward, np.int64).reshape(-1, 2),
+        optimizer_steps=np.array(optimizing, np.int64).reshape(-1, 2),
+    )
+
+
+def _runs_of(computed: Sequence[tuple[Kernel, float]], pass_: int) -> list[list[tuple[Kernel, float]]]:
+    """Returns what is launched in a row of this pass, each kernel with its launch."""
+    return [list(run) for kind, run in groupby(computed, key=lambda one: one[0].pass_) if kind == pass_]
 
 
 def graph(*ranks: Sequence[Kernel], contention: bool = False) -> StepGraph:

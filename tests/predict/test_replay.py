@@ -11,7 +11,7 @@ from overlap_sweep.predict.graph import CannotTell, StepGraph
 from overlap_sweep.predict.predictions import critical_path
 from overlap_sweep.predict.replay import recorded, replay, replay_at_power, step_us
 from overlap_sweep.trace.activity import BWD, FWD, NEITHER
-from tests.predict.made_steps import Kernel, graph, training
+from tests.predict.made_steps import Kernel, graph, taking_turns, training
 
 RECORDED_US = 8300
 """Six GEMMs of 1 ms, 2 ms of all-reduce, 0.3 ms of optimizer."""
@@ -49,6 +49,27 @@ def test_buckets_are_reduced_beside_the_rest_of_the_backward_pass() -> None:
     reductions.in_buckets(made, 16e6)
 
     assert replayed_us(made) == pytest.approx(6300 - 1000 + 2 * (15 + 992.5))
+
+
+def test_microbatches_wait_for_the_sums_of_those_before() -> None:
+    """DistributedDataParallel waits at the end of each backward pass: buckets of one pass never run beside the next."""
+    made = graph(*[taking_turns(optimizers=False)] * 2).copy()
+
+    reductions.in_buckets(made, 16e6)
+
+    # Two passes, in each of which the first of two buckets is held by the third of four GEMMs.
+    assert replayed_us(made) == pytest.approx(2 * (5000 - 1000 + 2 * (15 + 992.5)) + 300)
+
+
+def test_reductions_of_microbatches_are_saved_and_those_of_other_optimizers_are_not() -> None:
+    accumulating = graph(*[taking_turns(optimizers=False)] * 2).copy()
+    recorded_us = replayed_us(accumulating)
+
+    reductions.unsynchronised(accumulating)
+
+    assert replayed_us(accumulating) == pytest.approx(recorded_us - 2000)
+    with pytest.raises(CannotTell, match="after one backward pass"):
+        reductions.unsynchronised(graph(*[taking_turns(optimizers=True)] * 2).copy())
 
 
 def test_a_faster_link_shortens_what_is_exposed() -> None:

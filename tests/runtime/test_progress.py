@@ -1,10 +1,13 @@
 """Asserts what a launch prints while it runs."""
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
+from overlap_sweep.hydra_adapter.overrides import quoted_for_hydra
+from overlap_sweep.program import launch_program
 from overlap_sweep.results.run_directory import read_result
 from overlap_sweep.runtime import progress
 from overlap_sweep.runtime.outcome import Outcome, Outcomes
@@ -81,3 +84,13 @@ def test_a_search_counts_its_points_over_all_rounds_and_predicts_nothing(
         assert numbers == (["1", "2", "3", "4"] if searching else ["1/2", "2/2"] * 2)
         assert "left" not in printed
         assert printed.count("(0 s, at most 9 points)") == (4 if searching else 0)
+
+
+def test_the_printed_command_has_the_words_that_were_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hydra is given numbers that are choices of groups in quotes of their own."""
+    typed = ["-m", "tp_size=2", "num_sm=1,2", "resume=last", "runtime.device=cpu"]
+    monkeypatch.setattr(sys, "argv", ["launch.py", *quoted_for_hydra(typed)])
+
+    resumed = Outcomes(root=Path("multirun/a")).resume_command()
+
+    assert resumed == f"{launch_program()} -m tp_size=2 num_sm=1,2 runtime.device=cpu resume=multirun/a"

@@ -125,7 +125,7 @@ def _pauses_are(kind: str) -> Callable[[Basis], bool]:
 
 CAUSE = Cause(
     order=80,
-    meaning="the GPU waits for launches",
+    meaning="the device waits for launches",
     evidence=evidence,
     idle=[Rule(10, paused), Rule(30, launched_late)],
     conditions={

@@ -6,7 +6,7 @@ from bisect import bisect
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, pairwise
 from math import ceil
 from statistics import median
 
@@ -118,10 +118,11 @@ def _are_there(graph: StepGraph, wanted: Sequence[_Wanted]) -> bool:
 
 
 def _needed_after_backward(graph: StepGraph, own: Sequence[int], chosen: Sequence[int]) -> None:
-    """Lets nothing of the backward pass wait for sums of gradients, but what follows it. `own`: the computation and
-    waits of the rank."""
+    """Lets nothing of the backward pass wait for sums of gradients, but what follows it: the next microbatch, which
+    DistributedDataParallel has wait for them, or the optimizer. `own`: the computation and waits of the rank."""
     step, summed = graph.nodes[chosen[0]].step, set(chosen)
-    backward = [i for i in own if graph.nodes[i].step == step and graph.nodes[i].pass_ == "bwd"]
+    until = next((i for i in own if i > chosen[0] and graph.nodes[i].pass_ == "fwd"), len(graph.nodes))
+    backward = [i for i in own if i < until and graph.nodes[i].step == step and graph.nodes[i].pass_ == "bwd"]
     last = backward[-1] if backward else chosen[-1]
     for place in own:
         node = graph.nodes[place]
@@ -225,10 +226,14 @@ def _gradients_made(graph: StepGraph, rank: int, step: int, chosen: list[int]) -
 
 
 def unsynchronised(graph: StepGraph) -> None:
-    """Gradients are reduced after the last microbatch alone."""
-    early = [
-        place for own in _reductions(graph).values() for calls in _by_microbatch(graph, own)[:-1] for place in calls
-    ]
+    """Gradients are reduced after the last microbatch before a step of an optimizer alone. Where several optimizers
+    take turns, a recorded step has several of their steps, each of which needs its gradients."""
+    early: list[int] = []
+    for own in _reductions(graph).values():
+        passes = _by_microbatch(graph, own)
+        for calls, later in pairwise(passes):
+            if graph.nodes[calls[0]].optimizer == graph.nodes[later[0]].optimizer:
+                early += calls
     if not early:
         raise CannotTell("Each step reduces its gradients after one backward pass.")
     remove(graph, dict.fromkeys(early, ()))

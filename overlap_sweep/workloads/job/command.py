@@ -367,7 +367,7 @@ def json_file(point: Resolved) -> str:
 def to_write(point: Resolved) -> str:
     """Returns the lines for the script, or for DeepSpeed's JSON file, that do what those levers did; empty if there are
     none."""
-    lines = [levers.levers()[name].written(value) for name, value in in_processes(point).items()]
+    lines = levers.written_together(in_processes(point))
     if changed := in_json(point):
         lines.append(programs.json_to_write(programs.change(levers.levers()[name], changed[name]) for name in changed))
     return "\n".join(lines)
