@@ -263,10 +263,9 @@ def as_timed(one: Prediction, run: JobRun) -> Prediction:
     """Returns a prediction of a recording as it is for its run's timed steps: what a host spares that the profiler has
     made late is less by what the profiled steps take longer."""
     # Imported here, because numpy is only needed to read traces.
-    from overlap_sweep.predict.named import CHANGES
+    from overlap_sweep.predict.named import mends
 
-    change = CHANGES.get(one.change.partition("=")[0])
-    if one.gain_us is None or change is None or OF_HOST not in change.mends or run.timed_by != "gpu":
+    if one.gain_us is None or not mends(one.change, OF_HOST) or run.timed_by != "gpu":
         return one
     slower_us = max((run.profiled_us or 0.0) - run.mean_us, 0.0)
     low_us, gain_us, high_us = (

@@ -186,3 +186,9 @@ def parsed(change: str, also: Collection[str] = ()) -> list[tuple[Change, str]]:
             raise UsageError(f"{each} is not NAME=VALUE, such as {name}={(CHANGES[name].values or ['8'])[0]}.")
         found.append((CHANGES[name], value))
     return found
+
+
+def mends(change: str, cause: str) -> bool:
+    """Returns whether a change, such as `host.launch=graph`, alone mends a cause of `diagnose`."""
+    known = CHANGES.get(change.partition("=")[0])
+    return known is not None and cause in known.mends and len(singles(change)) == 1

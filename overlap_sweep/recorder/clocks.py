@@ -84,7 +84,9 @@ class CollectionClock:
         gc.callbacks.append(self._collects)
 
     def stop(self) -> None:
-        gc.callbacks.remove(self._collects)
+        # A script may have replaced them.
+        if self._collects in gc.callbacks:
+            gc.callbacks.remove(self._collects)
 
     def _collects(self, phase: str, _: Mapping[str, int]) -> None:
         now_s = time.perf_counter()

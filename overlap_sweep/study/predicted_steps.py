@@ -47,16 +47,22 @@ def exhibit(study: Study[C, R], analysis: CaseAnalysis[C, R]) -> Exhibit:
 
 def _parts(study: Study[C, R], analysis: CaseAnalysis[C, R]) -> Iterator[Exhibit]:
     # Imported here, because numpy is only needed to read traces.
+    from overlap_sweep.predict.named import mends
     from overlap_sweep.predict.runs import drawn
 
     side = study.side(analysis.reference)
     asked = dict.fromkeys(row.prediction.change for row in analysis.rows if row.prediction)
     found = drawn(side.traces, list(asked)) if side and side.traces else None
-    if not found or not found.predictions:
+    if not side or not found:
         return
-    yield Exhibit(listing=_listing(analysis.reference.setting, found.predictions))
-    told = {one.change: one for one in found.predictions}
-    for number, picture in enumerate(found.pictures, start=1):
+    # If the profiler alone made the host late, sparing it gains nothing.
+    shown = [one for one in found.predictions if not (side.host_was_ahead and mends(one.change, "host_bound"))]
+    if not shown:
+        return
+    yield Exhibit(listing=_listing(analysis.reference.setting, shown))
+    told = {one.change: one for one in shown}
+    pictures = [one for one in found.pictures if one.change in told]
+    for number, picture in enumerate(pictures, start=1):
         yield Exhibit(
             chart=partial(_gantt, picture, found.ranks[picture.rank]),
             name=str(number),
