@@ -126,11 +126,13 @@ class Fork:
 
 def start_here(*arguments: str, cwd: Path = ROOT, **environment: str) -> Fork:
     """Starts `launch.py ARGUMENTS` in a fork of this process, which has done already what takes most of a second:
-    importing, and composing once."""
+    importing, composing once, and reading which options there are."""
     from overlap_sweep.commands import launch  # noqa: F401
+    from overlap_sweep.hydra_adapter.mistakes import unknown_option
     from tests.composed import configuration
 
     configuration()
+    unknown_option("")
     stdout, stderr = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")  # noqa: SIM115
     child = os.fork()
     if not child:
