@@ -125,8 +125,8 @@ class Fork:
 
 
 def start_here(*arguments: str, cwd: Path = ROOT, program: str = "launch.py", **environment: str) -> Fork:
-    """Starts the program, with its arguments, in a fork of this process, which has done already what takes most of a second:
-    importing, composing once, and reading which options there are."""
+    """Starts the program, with its arguments, in a fork of this process, which has done already what takes most of a
+    second: importing, composing once, and reading which options there are."""
     from overlap_sweep.commands import launch  # noqa: F401
     from overlap_sweep.hydra_adapter.mistakes import unknown_option
     from tests.composed import configuration
