@@ -1,9 +1,10 @@
 """Fixtures and markers that all tests share."""
 
+import gc
 import os
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from importlib.util import find_spec
 from typing import Any
 
@@ -24,6 +25,18 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No test may depend on whether the machine has a network.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Takes modules and tests out of garbage collection, which they outlive: to visit them again and again took a fifth
+    of the suite's time."""
+    gc.disable()
+    collected = yield
+    gc.freeze()
+    gc.enable()
+    gc.set_threshold(20_000, 50, 100)
+    return collected
 
 
 @pytest.fixture(scope="session", autouse=True)

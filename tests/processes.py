@@ -1,5 +1,6 @@
 """Run a function on every rank of a real process group."""
 
+import atexit
 import multiprocessing
 import os
 from collections.abc import Callable, Mapping
@@ -65,6 +66,7 @@ class ProcessGroup:
 
 
 _kept: dict[tuple[str, int], ProcessGroup] = {}
+atexit.register(lambda: [group.close() for group in _kept.values()])
 _this_rank: list[Any] = []
 _store: list[Any] = []
 

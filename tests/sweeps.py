@@ -105,7 +105,7 @@ def wait_for(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
 
 @dataclass
 class Fork:
-    """A `launch.py ARGUMENTS` that runs in a fork of this process."""
+    """A `launch.py ARGUMENTS`, or another program, that runs in a fork of this process."""
 
     arguments: tuple[str, ...]
     pid: int
@@ -124,13 +124,15 @@ class Fork:
             return subprocess.CompletedProcess(self.arguments, status, self.stdout.read(), self.stderr.read())
 
 
-def start_here(*arguments: str, cwd: Path = ROOT, **environment: str) -> Fork:
-    """Starts `launch.py ARGUMENTS` in a fork of this process, which has done already what takes most of a second:
-    importing, and composing once."""
+def start_here(*arguments: str, cwd: Path = ROOT, program: str = "launch.py", **environment: str) -> Fork:
+    """Starts the program, with its arguments, in a fork of this process, which has done already what takes most of a
+    second: importing, composing once, and reading which options there are."""
     from overlap_sweep.commands import launch  # noqa: F401
+    from overlap_sweep.hydra_adapter.mistakes import unknown_option
     from tests.composed import configuration
 
     configuration()
+    unknown_option("")
     stdout, stderr = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")  # noqa: SIM115
     child = os.fork()
     if not child:
@@ -138,7 +140,7 @@ def start_here(*arguments: str, cwd: Path = ROOT, **environment: str) -> Fork:
         os.dup2(stderr.fileno(), 2)
         os.chdir(cwd)
         os.environ.update(environment)
-        _be_launch(arguments)
+        _be(program, arguments)
     return Fork(arguments, child, stdout, stderr)
 
 
@@ -147,7 +149,7 @@ def launch_here(*arguments: str, cwd: Path = ROOT, **environment: str) -> subpro
     return start_here(*arguments, cwd=cwd, **environment).wait()
 
 
-def _be_launch(arguments: tuple[str, ...]) -> NoReturn:
+def _be(program: str, arguments: tuple[str, ...]) -> NoReturn:
     """Ends this process as Python would, with nothing left of what the tests before have done in it."""
     from hydra.core.global_hydra import GlobalHydra
 
@@ -157,11 +159,11 @@ def _be_launch(arguments: tuple[str, ...]) -> NoReturn:
     status: object = 1
     try:
         sys.stdout, sys.stderr = (os.fdopen(number, "w", closefd=False) for number in (1, 2))
-        sys.argv = ["launch.py", *arguments]
+        sys.argv = [program, *arguments]
         GlobalHydra.instance().clear()
         visible_gpus.cache_clear()
         vars(outcomes).update(vars(Outcomes()))
-        runpy.run_path(str(ROOT / "launch.py"), run_name="__main__")
+        runpy.run_path(str(ROOT / program), run_name="__main__")
         status = 0
     except SystemExit as ended:
         status = ended.code

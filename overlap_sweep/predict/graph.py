@@ -12,7 +12,6 @@ from __future__ import annotations
 from bisect import bisect
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, field, replace
 from math import inf
 from statistics import median
@@ -142,9 +141,8 @@ class StepGraph:
 
     def copy(self) -> StepGraph:
         """Returns a graph whose nodes can be changed."""
-        nodes = [copy(node) for node in self.nodes]
-        for node in nodes:
-            node.after = [copy(edge) for edge in node.after]
+        new = msgspec.structs.replace
+        nodes = [new(node, after=[new(edge) for edge in node.after]) for node in self.nodes]
         return replace(self, nodes=nodes, notes=[*self.notes])
 
 

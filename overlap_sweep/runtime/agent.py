@@ -2,29 +2,15 @@
 
 Started by `group.WorkerGroup`, one on each machine, under keepers. If these are killed, the kernel kills this process,
 and then its ranks.
-
-The launcher knows all ranks and their machines before it starts them. So an agent has nobody to meet, and nothing
-listens for it: torch's own rendezvous would open ports to everybody and unpickle what it reads there.
 """
 
 import argparse
+import gc
 import os
-import tempfile
 from pathlib import Path
 
-from torch.distributed import HashStore
-from torch.distributed.elastic.agent.server import WorkerSpec
-from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
-
 from overlap_sweep.keeper.process import end_with_parent
-from overlap_sweep.runtime import worker
 from overlap_sweep.runtime.lock import PrivateDirectory, remove_private
-
-MONITOR_S = 0.1
-"""Time between looks at the ranks."""
 
 
 def main() -> None:
@@ -42,62 +28,22 @@ def main() -> None:
     # On one machine the launcher's, next to its socket; on several each has its own.
     folder = Path(arguments.address).parent if arguments.nodes == 1 else PrivateDirectory().path
     # Importing torch takes seconds, and the first backward pass and profile import _dynamo, another second. Here it is
-    # done once for all ranks, which fork from this process; so it must never touch a GPU.
+    # done once for all ranks, which fork from this process; so it must never touch a GPU. Its half a million objects
+    # stay: looking among them for garbage took a fifth of the imports, and a tenth of a second of every point.
+    gc.disable()
+    from overlap_sweep.runtime.elastic import run_ranks
+    from overlap_sweep.runtime.worker import RankNode
+
     if arguments.start_method == "fork":
         import torch._dynamo  # noqa: F401
-    place = worker.RankNode(arguments.node, arguments.nodes, arguments.store)
+    gc.freeze()
+    gc.enable()
+    place = RankNode(arguments.node, arguments.nodes, arguments.store)
     given = arguments.address, arguments.device, arguments.timeout_s, place, os.getpid()
     try:
         run_ranks(arguments.world_size // arguments.nodes, arguments.start_method, folder, given)
     finally:
         remove_private(folder)
-
-
-def run_ranks(count: int, start_method: str, folder: Path, arguments: tuple[object, ...]) -> None:
-    """Runs so many `worker.main(*arguments)`. ChildFailedError if one of them fails, after the others were ended.
-
-    `folder`: a private one, for the files with which they say how they failed.
-    """
-    # torch unpickles files of the temporary directory, so nobody else may be able to write there.
-    tempfile.tempdir = str(folder)
-    spec = WorkerSpec(
-        role="default",
-        local_world_size=count,
-        entrypoint=worker.main,
-        args=arguments,
-        rdzv_handler=_KnownRanks(),
-        max_restarts=0,
-        monitor_interval=MONITOR_S,
-    )
-    result = LocalElasticAgent(spec, DefaultLogsSpecs(log_dir=str(folder)), start_method).run()
-    if result.is_failed():
-        raise ChildFailedError(worker.main.__name__, result.failures)
-
-
-class _KnownRanks(RendezvousHandler):
-    """A rendezvous within this process: of one agent, whose ranks take their numbers from `worker.RankNode`."""
-
-    def get_backend(self) -> str:
-        return "none"
-
-    def next_rendezvous(self) -> RendezvousInfo:
-        # Nobody is to meet at an address; `worker` sets one where there is one.
-        return RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo("localhost", 0))
-
-    def is_closed(self) -> bool:
-        return False
-
-    def set_closed(self) -> None:
-        """Has nothing to close."""
-
-    def num_nodes_waiting(self) -> int:
-        return 0
-
-    def get_run_id(self) -> str:
-        return "none"
-
-    def shutdown(self) -> bool:
-        return True
 
 
 if __name__ == "__main__":

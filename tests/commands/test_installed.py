@@ -9,6 +9,7 @@ import pytest
 import overlap_sweep
 from overlap_sweep.commands.installed import COMMANDS
 from overlap_sweep.program import environment_with_package
+from tests.sweeps import ROOT, start_here
 
 
 def installed(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -91,7 +92,7 @@ def test_help_names_every_command(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_usage_is_one_line(tmp_path: Path, arguments: list[str], status: int, said: str) -> None:
-    done = installed(tmp_path, *arguments)
+    done = start_here(*arguments, cwd=tmp_path, program=str(ROOT / "overlap_sweep" / "__main__.py")).wait()
     assert (done.returncode, done.stdout, done.stderr) == (status, "", said)
     assert not list(tmp_path.iterdir())
 

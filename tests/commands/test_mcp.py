@@ -7,19 +7,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-# Not on machines with GPUs alone.
-pytest.importorskip("mcp")
-pytest.importorskip("jsonschema")
-
-from anyio.from_thread import start_blocking_portal
-from jsonschema import Draft202012Validator
-from mcp.client import Client
-from mcp.client.stdio import StdioServerParameters, stdio_client
 
 from overlap_sweep.commands.agents import tools
 from overlap_sweep.commands.agents.answers import LONGEST_NAME, LONGEST_SENTENCE
@@ -33,18 +25,23 @@ from tests.timeline import Timeline
 
 TRACES = ROOT / "tests" / "data" / "traces"
 FSDP = [str(TRACES / f"h200x2_fsdp2_checkpoint_rank{rank}.json.gz") for rank in (0, 1)]
+# Not on machines with GPUs alone.
+pytestmark = pytest.mark.skipif(not (find_spec("mcp") and find_spec("jsonschema")), reason="needs mcp and jsonschema")
+
 STATUSES = {"measured", "predicted", "bound", "cannot tell"}
 
 
 class Agent:
     """A client in a session, and what it may see of the server."""
 
-    def __init__(self, portal: Any, client: Client, folder: Path) -> None:
+    def __init__(self, portal: Any, client: Any, folder: Path) -> None:
         self.portal, self.client, self.folder = portal, client, folder
         self.tools = {tool.name: tool for tool in portal.call(client.list_tools).tools}
 
     def call(self, tool: str, **arguments: Any) -> dict[str, Any]:
         """Returns what the tool answers, which its schema allows."""
+        from jsonschema import Draft202012Validator
+
         answer = self.portal.call(self.client.call_tool, tool, arguments)
         assert not answer.is_error, answer.content[0].text
         Draft202012Validator(self.tools[tool].output_schema).validate(answer.structured_content)
@@ -60,6 +57,11 @@ class Agent:
 
 
 def session(folder: Path, *options: str) -> Iterator[Agent]:
+    # A second, of who runs these tests only.
+    from anyio.from_thread import start_blocking_portal
+    from mcp.client import Client
+    from mcp.client.stdio import StdioServerParameters, stdio_client
+
     words = ["-m", "overlap_sweep", "mcp", "--root", str(folder), "--root", str(TRACES), *options]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     started = StdioServerParameters(command=sys.executable, args=words, env=environment, cwd=folder)

@@ -17,8 +17,6 @@ import torch.distributed as dist
 from overlap_sweep.nccl.settings import MEGATRON_GROUPS, GroupSetting
 from tests.nccl.settings import DP, TP, one
 
-parallel_state = pytest.importorskip("megatron.core.parallel_state", reason="needs Megatron-Core")
-
 GROUPS_OF_EVERY_KIND = [
     {"create_all_gather_group": True, "context_parallel_size": 2, "num_distributed_optimizer_instances": 2},
     {"context_parallel_size": 4, "hierarchical_context_parallel_sizes": [2, 2]},
@@ -36,13 +34,19 @@ class Options:
         self.config = SimpleNamespace()
 
 
+@pytest.fixture(scope="module")
+def parallel_state() -> Any:
+    """Imported by who needs it: it takes two seconds."""
+    return pytest.importorskip("megatron.core.parallel_state", reason="needs Megatron-Core")
+
+
 @pytest.fixture
 def without_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "ProcessGroupNCCL", SimpleNamespace(Options=Options), raising=False)
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, Any]]]:
+def made(parallel_state: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, Any]]]:
     """Description and options of the groups that Megatron-Core makes, as one of 16 ranks."""
     found: list[tuple[str, Any]] = []
     for name, value in {"is_initialized": True, "get_rank": 0, "get_world_size": 16}.items():
@@ -56,17 +60,17 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, Any]]]:
     parallel_state.destroy_model_parallel()
 
 
-def initialize(**arguments: Any) -> None:
+def initialize(parallel_state: Any, **arguments: Any) -> None:
     parallel_state.destroy_model_parallel()
     parallel_state.initialize_model_parallel(create_gloo_process_groups=False, **arguments)
 
 
 def test_descriptions_have_the_names_of_megatron_core(
-    made: list[tuple[str, Any]], monkeypatch: pytest.MonkeyPatch
+    parallel_state: Any, made: list[tuple[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parallel_state, "get_nccl_options", lambda name, _: name)
     for arguments in GROUPS_OF_EVERY_KIND:
-        initialize(**arguments)
+        initialize(parallel_state, **arguments)
     named = {(description, name) for description, name in made if name}
 
     assert {(description, GroupSetting(description=description).megatron_name) for description, _ in named} == named
@@ -75,16 +79,19 @@ def test_descriptions_have_the_names_of_megatron_core(
     } == set()
 
 
-def test_no_name_of_megatron_core_is_missing() -> None:
+def test_no_name_of_megatron_core_is_missing(parallel_state: Any) -> None:
     names = re.findall(r'get_nccl_options\(\s*"(\w+)"', inspect.getsource(parallel_state))
     assert {*names} == {*MEGATRON_GROUPS.values()}
 
 
 @pytest.mark.usefixtures("without_nccl")
-def test_megatron_core_gives_groups_what_the_yaml_says(made: list[tuple[str, Any]], tmp_path: Path) -> None:
+def test_megatron_core_gives_groups_what_the_yaml_says(
+    parallel_state: Any, made: list[tuple[str, Any]], tmp_path: Path
+) -> None:
     found = one("megatron", TP, DP)
     (tmp_path / found.file).write_text(found.text)
-    initialize(tensor_model_parallel_size=2, nccl_communicator_config_path=str(tmp_path / found.file))
+    path = str(tmp_path / found.file)
+    initialize(parallel_state, tensor_model_parallel_size=2, nccl_communicator_config_path=path)
 
     options = {description: given for description, given in made if given is not None}
     tp, dp = options.pop("TENSOR_MODEL_PARALLEL_GROUP"), options.pop("DATA_PARALLEL_GROUP_WITH_CP")
@@ -137,7 +144,7 @@ def test_nccl_groups_have_the_options(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-def test_megatron_core_makes_options_of_nccl(tmp_path: Path) -> None:
+def test_megatron_core_makes_options_of_nccl(parallel_state: Any, tmp_path: Path) -> None:
     import yaml
 
     (tmp_path / "config.yaml").write_text(one("megatron", DP).text)

@@ -2,7 +2,6 @@
 
 import json
 
-import altair as alt
 import pytest
 
 from overlap_sweep.report.charts import (
@@ -72,6 +71,8 @@ GANTT = Gantt(
     ids=["bars", "dots", "lines", "gantt"],
 )
 def test_a_form_is_drawn_from_plain_values(form: Form, said: str) -> None:
+    import altair as alt
+
     drawn = figure("chart", form)
     alt.TopLevelLayerSpec.validate(drawn.spec)
     assert drawn.spec["$schema"] == alt.SCHEMA_URL

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import altair as alt
 import pytest
 
 from overlap_sweep.report.charts import (
@@ -85,6 +84,8 @@ def test_every_link_leads_somewhere_and_every_chart_can_be_heard(page: Parsed) -
 
 
 def test_every_kind_of_chart_is_what_vega_lite_takes(page: Parsed, made: Made, tmp_path: Path) -> None:
+    import altair as alt
+
     of_page = [script for script in page.scripts if '"$schema"' in script]
     names = [attributes["id"] or "" for tag, attributes in page.tags if tag == "figure"]
     found = {re.sub("_[0-9]+|_tp[248].*|_n[0-9].*", "", name): spec for name, spec in zip(names, of_page, strict=True)}

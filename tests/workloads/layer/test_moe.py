@@ -1,4 +1,4 @@
-"""A layer with experts on two processes over gloo."""
+"""A layer with experts on two processes over gloo. Who computes imports Megatron-Core, for two seconds."""
 
 import gzip
 import json
@@ -8,19 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 from torch.nn import functional
 
-from overlap_sweep.backends.megatron import layer as megatron_layer
-from overlap_sweep.backends.megatron.layer import Layer, draw_routing
-from overlap_sweep.backends.megatron.schedule import MicroBatch, Sequential
 from overlap_sweep.measure import Ranks
 from overlap_sweep.results.registry import decoded_point
 from overlap_sweep.results.run_directory import trace_file
 from overlap_sweep.trace.files import read_trace_file
 from overlap_sweep.workloads import layer
-from overlap_sweep.workloads.layer import moe, moe_bench
+from overlap_sweep.workloads.layer import moe
 from overlap_sweep.workloads.layer.answer import LayerAnalysis, analyse_layer, described
 from overlap_sweep.workloads.layer.config import Moe, Resolved
 from overlap_sweep.workloads.layer.moe import VARIANTS, arguments, megatron_arguments, variant_refusal
@@ -55,6 +51,8 @@ def moe_point(variants: list[str] | None = None, tp_size: int = 1, **options: An
 
 
 def measured(ranks: Ranks, directory: Path, given: Resolved) -> dict[str, Any]:
+    from overlap_sweep.workloads.layer import moe_bench
+
     return moe_bench.run(given, directory, ranks)
 
 
@@ -100,6 +98,9 @@ def communications(trace: Path) -> int:
 
 def computed(ranks: Ranks, point: Resolved) -> tuple[dict[str, Tensor], Tensor, Tensor, Tensor]:
     """The layer's weights, an input, its output and the experts of its tokens."""
+    from overlap_sweep.backends.megatron.layer import Layer, draw_routing
+    from overlap_sweep.backends.megatron.schedule import MicroBatch, Sequential
+
     layer = Layer(point, VARIANTS["none"], ranks, None, silent=False)
     x = torch.randn(16, 2, 64, generator=torch.Generator().manual_seed(3))
     routed = draw_routing("random", 32, 4, 2, "x", 1, ranks)
@@ -138,6 +139,8 @@ def test_none_is_a_transformer_layer_whose_tokens_pass_their_experts() -> None:
 @pytest.mark.parametrize("kind", ["balanced", "random"])
 @pytest.mark.parametrize("chosen", [1, 3, 8])
 def test_routing(kind: str, chosen: int) -> None:
+    from overlap_sweep.backends.megatron.layer import draw_routing
+
     by_rank = [draw_routing(kind, 40, 8, chosen, "x", 7, Ranks(rank, 2, torch.device("cpu"))) for rank in (0, 1)]
     for rank, routed in enumerate(by_rank):
         # Every rank knows what all send.
@@ -158,8 +161,10 @@ def test_an_all_to_all_shares_no_queue_with_the_computation_beside_it(tmp_path: 
 
 
 def test_the_cpu_stands_for_a_gpu_only_while_a_layer_runs() -> None:
+    from overlap_sweep.backends.megatron.layer import cpu_for_cuda
+
     before = torch.cuda.current_device, torch.cuda.Stream
-    with megatron_layer.cpu_for_cuda():
+    with cpu_for_cuda():
         assert torch.cuda.current_device() == torch.device("cpu")
     assert (torch.cuda.current_device, torch.cuda.Stream) == before
 
@@ -214,6 +219,8 @@ def point(device: str = "cuda", precision: str = "bf16", shared: int | None = 64
 
 
 def test_every_argument_is_one_of_megatron_cores() -> None:
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
     known = {field.name for field in fields(TransformerConfig)}
     for name in VARIANTS:
         assert set(arguments(name, 8)) <= known
