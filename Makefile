@@ -7,7 +7,7 @@ export PYTHONDONTWRITEBYTECODE =
 # The files of tests with one of these markers: no others need to be imported.
 marked = $(shell grep -rlwE --include='test_*.py' "mark\.($(1))" tests | sort $(2))
 
-.PHONY: sweep tune kernels fsdp tp_training job optimize test test-long test-gpu wheel golden docs lint clean
+.PHONY: sweep tune kernels fsdp tp_training job optimize test test-long test-slurm test-whole test-gpu wheel golden docs lint clean
 
 ## The main job on this machine: the 15-point sweep, then its tables and YAML.
 sweep: .venv/.installed
@@ -51,10 +51,16 @@ test: .venv/.installed
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not slurm and not faults and not end_to_end"
 
 ## Sweeps on a real Slurm, processes killed at random, whole searches and tuner runs: minutes more. Two files at a time,
-## since searches compare times; then those that compare measured times, alone.
+## since searches compare times, beside those with Slurm, which mostly wait; then those that compare measured times, alone.
 test-long: .venv/.installed
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "(slurm or faults or end_to_end) and not quiet" $(call marked,slurm|faults|end_to_end)
+	$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-slurm test-whole
 	$(BIN)/python -m pytest -m quiet $(call marked,quiet)
+
+test-slurm: .venv/.installed
+	$(BIN)/python -m pytest -m "slurm and not quiet" $(call marked,slurm)
+
+test-whole: .venv/.installed
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "(faults or end_to_end) and not (slurm or quiet)" $(call marked,faults|end_to_end)
 
 ## What needs GPUs, on a machine with two: 14 tests at a time, whose time is mostly the host's; then those that compare
 ## measured times, alone. The files with the longest tests, of workloads, come first.

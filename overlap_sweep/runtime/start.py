@@ -212,9 +212,6 @@ def _check_resumed(config: DictConfig, kind: str) -> None:
 
 def _check_tracker(config: DictConfig) -> None:
     """Raises UserError if the tracker cannot be used. Where its server is, it is asked only after the first point."""
-    for override in map(str, config.hydra.overrides.task):
-        if override.startswith("tracker=") and "," in override:
-            raise UsageError(f"{override}: a sweep takes one tracker.")
     if config.get("tracker", trackers.NONE) != trackers.NONE:
         trackers.check(config.tracker)
 

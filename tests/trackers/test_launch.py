@@ -78,7 +78,10 @@ def test_a_tracker_that_is_not_there_ends_nothing_and_later_all_is_logged(tmp_pa
     ("given", "error"),
     [
         ("tracker=mlfow", "error: Unknown tracker mlfow. Did you mean mlflow?"),
-        ("tracker=mlflow,wandb", "error: tracker=mlflow,wandb: a sweep takes one tracker."),
+        (
+            "tracker=mlflow,wandb",
+            "error: tracker=mlflow,wandb: tracker is of the whole sweep, not of its points; give one value.",
+        ),
     ],
 )
 def test_a_tracker_that_there_is_not_is_refused_before_anything_is_written(

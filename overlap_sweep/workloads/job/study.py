@@ -215,8 +215,10 @@ class JobStudy(Study[JobCase, JobRow]):
             yield f"Settings were timed in different ways ({by}), so small differences mean nothing."
         # A few slow steps make up much of the time, of which a short measurement has few.
         shares = {row.setting: row.time_us / row.median_us - 1 for row in analysis.shown_first}
-        asked = sum(point.config_as(Resolved).job.steps for point in _timed(analysis.best.points))
-        more = "; raise job.steps" if analysis.best.step.repeats >= asked else ""
+        points = _timed(analysis.best.points)
+        asked = sum(point.config_as(Resolved).job.steps for point in points)
+        timed = sum(len(point.measured_as(JobRun).step.samples_us) for point in points)
+        more = "; raise job.steps" if timed >= asked else ""
         if uneven := [f"{share:.0%} with {setting}" for setting, share in shares.items() if share > UNEVEN]:
             yield (
                 f"Steps vary: the mean, which counts, is above the median by {some_of(uneven)}. Few steps measure rare "
