@@ -88,6 +88,5 @@ def test_a_tracker_that_there_is_not_is_refused_before_anything_is_written(
     given: str, error: str, tmp_path: Path
 ) -> None:
     done = launch_here("-m", given, *SMALL, f"hydra.sweep.dir={tmp_path / 'sweep'}")
-    assert done.returncode == 2
-    assert done.stderr.startswith(error)
+    assert (done.returncode, done.stderr.strip()) == (2, error)
     assert not (tmp_path / "sweep").exists()
