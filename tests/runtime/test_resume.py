@@ -31,9 +31,9 @@ class Begun(NamedTuple):
         """The points that workers ran in the last launch."""
         return sorted({run["num_sm"] for run in journal(self.root)})
 
-    def resume(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def resume(self, *arguments: str, numbers: str = NUMBERS) -> subprocess.CompletedProcess[str]:
         (self.root / "faults" / JOURNAL).unlink()
-        return self.launch.run("-m", NUMBERS, *TINY, f"resume={self.launch.directory}", *arguments)
+        return self.launch.run("-m", numbers, *TINY, f"resume={self.launch.directory}", *arguments)
 
     def contents(self) -> dict[str, bytes]:
         return {path.parent.name: path.read_bytes() for path in self.launch.directory.glob("*/result.json")}
@@ -93,7 +93,7 @@ def test_what_power_loss_left_is_measured_again_and_points_are_added(begun: Begu
     errors = analysed.stderr.splitlines()
     assert len(errors) == 3
     assert all(line.startswith("warning: ") for line in errors)
-    done = begun.resume("num_sm=1,2,3,4,5,6")
+    done = begun.resume(numbers="num_sm=1,2,3,4,5,6")
     assert done.returncode == 0, done.stderr
     assert "already measured: 1 of 6 points" in done.stdout
     assert begun.measured() == [1, 2, 3, 4, 6]
