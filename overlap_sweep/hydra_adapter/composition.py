@@ -58,7 +58,8 @@ def compose_point(loader: ConfigLoader, sweep: DictConfig, overrides: Sequence[s
         _set(config, override)
         if is_choice(override):
             config.hydra.runtime.choices[override.key_or_group] = choice_of(override)
-    _record(config, all_overrides)
+    config.hydra.overrides.hydra += [override.input_line for override in all_overrides if _names_folder(override)]
+    _record(config, [override for override in all_overrides if not _names_folder(override)])
     return config
 
 
@@ -113,10 +114,17 @@ def _record(config: DictConfig, overrides: Sequence[Override]) -> None:
 
 def _is_plain(override: Override) -> bool:
     """Returns whether the override only sets an existing value, or adds one to a map."""
+    if _names_folder(override):
+        return True
     if override.is_hydra_override() or override.package is not None:
         return False
     is_added = override.type == OverrideType.ADD and is_in_map(override.key_or_group)
     return override.type == OverrideType.CHANGE or is_added
+
+
+def _names_folder(override: Override) -> bool:
+    """Returns whether it is the only option of Hydra's own that a search gives single points."""
+    return override.key_or_group == "hydra.sweep.subdir" and override.type == OverrideType.CHANGE
 
 
 def _set(config: DictConfig, override: Override) -> None:

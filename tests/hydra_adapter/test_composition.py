@@ -46,6 +46,9 @@ def sweep() -> Sweep:
         ("workload=job", "job.command=x", "job.levers.ddp.bucket_cap_mb=4", "+job.levers.ddp.static_graph=true"),
         ("workload=job", "job.command=x", "job.levers={ddp.bucket_cap_mb:4}"),
         ("workload=fsdp", "+distributed.env.NCCL_ALGO=Ring"),
+        ("workload=layer", "hydra.sweep.subdir='proof a=1'", "tp_size=2"),
+        ("num_sm=3", "hydra.sweep.subdir=x", "hydra.sweep.subdir=y_${num_sm}"),
+        ("num_sm=3", "hydra.job.name=x"),
     ],
 )
 def test_a_point_is_as_hydra_composes_it(sweep: Sweep, overrides: tuple[str, ...]) -> None:
