@@ -337,7 +337,7 @@ def _of_garbage(rows: Sequence[JobRow]) -> Iterator[str]:
     if found:
         yield (
             f"Python collected garbage for long ({some_of(found.values(), separator='; ')}). Such steps are left out, "
-            "since so few come by chance; a training has them: collect between steps, and less often "
+            "since so few come by chance; a training run has them: collect between steps, and less often "
             f"(+{levers.OPTION}host.collect_every)."
         )
 
