@@ -90,7 +90,7 @@ def first_runs(inputs: SearchInputs, space: KnobSpace, measurements: Measurement
             (result,) = measurements.measure([space.job((), repetition)])
         if result is None:
             raise UserError(
-                f"{measurements.budget.why_spent} before the command had run {FIRST_RUNS} times; raise it (--minutes), "
+                f"{measurements.budget.why_spent} before the command had run {FIRST_RUNS} times; raise it, "
                 f"or if a run hangs, see worker.log in its folder in {measurements.directory}"
             )
         return result
