@@ -1,11 +1,13 @@
 """From a command to a point's result, or to the reason why there is none."""
 
 import os
+import shutil
 import signal
 import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -167,6 +169,13 @@ def test_why_nothing_was_measured(
     failed = failure(tmp_path, command, **changes)
     assert reason in str(failed)
     assert (failed.final, failed.timed_out) == (final, False)
+
+
+def test_a_full_disk_is_the_reason_whatever_the_log_says_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the log is on it, too, it ends before the error."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=4096))
+    said = str(failure(tmp_path, shell("echo step 7; exit 1")))
+    assert said.startswith(f"there is no space left in {tmp_path}/run; free some, or give another directory: the ")
 
 
 SAYS = """
