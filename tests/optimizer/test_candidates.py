@@ -165,7 +165,8 @@ def test_no_more_processes_load_data_than_a_rank_has_cores() -> None:
     loading = Training(libraries={"loader"})
     tried, left_out = found("loader.num_workers", training=loading, shares={"host_bound": 0.5}, cores=2)
     assert [*tried] == ["loader.num_workers=1", "loader.num_workers=2"]
-    assert left_out == {f"loader.num_workers={number}": "each rank has 2 cores" for number in (4, 8)}
+    why = "each rank has 2 cores; where loading waits for a disk or a network, sweep it with launch"
+    assert left_out == {f"loader.num_workers={number}": why for number in (4, 8)}
 
 
 def test_without_a_cause_what_spares_the_host_work_comes_last_unless_the_trace_rules_it_out() -> None:
