@@ -74,8 +74,8 @@ class JobStudy(Study[JobCase, JobRow]):
     topic = "training jobs"
     legend = (
         "time: mean of the steps and runs, slowest rank, without rare long garbage collections; noise: half of its "
-        "95 % confidence interval, with the noise between runs; exposed: of a profiled step, communication while "
-        "nothing computes."
+        "95 % confidence interval, with the noise between runs; exposed: of a profiled step, which may take longer "
+        "than a timed one, communication while nothing computes."
     )
     explained = "The setting that was started first is the reference; another is best only if it is faster beyond the "
     explained += "noise."
