@@ -45,8 +45,10 @@ def optimize(
             metavar="[KEY=VALUE ...] -- COMMAND", help="Options of launch, such as job.steps=10; then your command."
         ),
     ] = None,
-    minutes: Annotated[float, typer.Option(help="Most minutes, the proof included.", min=0.1)] = 30.0,
-    runs: Annotated[int | None, typer.Option(help="Most runs of the command; default: no limit.", min=2)] = None,
+    minutes: Annotated[float, typer.Option(help="Most minutes, the proof included.", min=0.1, max=1e5)] = 30.0,
+    runs: Annotated[
+        int | None, typer.Option(help="Most runs of the command; default: no limit.", min=2, max=10**6)
+    ] = None,
     allow: Annotated[
         Allow, typer.Option(help="Also levers that sum in another order (rounding) or train differently (training).")
     ] = Allow.exact,
@@ -93,6 +95,7 @@ def optimize(
     if resume and output and not (output / SWEEP_CONFIG).exists():
         raise UserError(f"{output} has nothing to resume; leave out --resume to begin there, or give another --output.")
     outcomes.resumed_by = partial(resumed, sys.argv[1:])
+    outcomes.options = {"search.max_minutes": "--minutes", "search.max_points": "--runs"}
     sys.argv[1:] = [
         "-m",
         "workload=job",

@@ -111,11 +111,11 @@ def _predictions(graph: StepGraph, wanted: Sequence[str], refused: Mapping[str, 
 
 
 def _refused(change: str) -> str:
-    """Returns why a change that has a lever is not predicted, with the change that is like it, or an empty string;
-    UsageError if something in it is neither a change nor a lever."""
+    """Returns why a change that has a lever, or its value, is not predicted; empty if it is. UsageError if something
+    in it is neither a change nor a lever."""
     from overlap_sweep.levers import levers
     from overlap_sweep.levers.programs import text
-    from overlap_sweep.predict.named import CHANGES, parsed, singles
+    from overlap_sweep.predict.named import CHANGES, parsed, refusal, singles
 
     predicted = {name: one.change or one.at_most for name, one in levers().items() if one.change or one.at_most}
     for each in singles(change):
@@ -129,7 +129,8 @@ def _refused(change: str) -> str:
         gains = "is predicted as" if lever.change else "gains at most what is predicted of"
         return f"{name} {gains} {instead}; give that instead."
     parsed(change, also=predicted)
-    return ""
+    values = (each.partition("=") for each in singles(change))
+    return next(filter(None, (refusal(name, value) for name, _, value in values)), "")
 
 
 def rows_that_apply(paths: Sequence[Path]) -> tuple[list[Row], list[str]]:

@@ -66,6 +66,7 @@ class Lever(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     kind: Kind | None = None
     choices: list[Value] = []
     also: dict[str, dict[str, Value]] = {}
+    excludes: dict[str, Value] = {}
     default: Value | None = None
     results: Results
     causes: list[str] = []
@@ -247,6 +248,15 @@ def chosen(given: Mapping[str, Any]) -> dict[str, Value]:
             if found.setdefault(other, needed) != needed:
                 raise UsageError(f"job.levers.{name}={value} sets job.levers.{other}={needed}; leave that out.")
     return found
+
+
+def misfits(values: Mapping[str, Value]) -> str:
+    """Returns which levers do not go together; empty if all do."""
+    for name in values:
+        for other, value in levers()[name].excludes.items():
+            if values.get(other) == value:
+                return f"{OPTION}{name} does not go with {OPTION}{other}={programs.text(value)}"
+    return ""
 
 
 def named(names: Iterable[str]) -> dict[str, Lever]:

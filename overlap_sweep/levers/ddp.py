@@ -16,12 +16,16 @@ if TYPE_CHECKING:
     from torch.nn.parallel import DistributedDataParallel
 
 M = TypeVar("M", bound="nn.Module")
-DEFAULT_BUCKET_MB = 25
+DEFAULT_BUCKETS_MB = [1, 25]
+"""The first, and all others, where none is given; a size that is given is that of all."""
 
 
-def buckets(first_mb: float, arguments: Mapping[str, Any]) -> list[float]:
-    """Returns the sizes of DDP's buckets: the first, and that of all others."""
-    return [first_mb, arguments["bucket_cap_mb"] or DEFAULT_BUCKET_MB]
+def buckets(first_mb: float, arguments: Mapping[str, Any]) -> list[float] | None:
+    """Returns the sizes of DDP's buckets: the first, and that of all others; what the call has, if it has these."""
+    given, size_mb = arguments["bucket_cap_mb_list"], arguments["bucket_cap_mb"]
+    now = DEFAULT_BUCKETS_MB if size_mb is None else [size_mb, size_mb]
+    found = [first_mb, now[1]]
+    return given if not given and found == now else found
 
 
 def check_all_used(_: bool) -> None:

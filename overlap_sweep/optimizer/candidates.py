@@ -209,7 +209,7 @@ def _above_cores(lever: Lever, value: Value, cores: int | None) -> str:
     """Returns why a lever's value is more processes than a rank has cores for; empty if it is not."""
     if cores is None or not lever.cores or int(value) <= cores:
         return ""
-    return f"each rank has {counted(cores, 'core')}"
+    return f"each rank has {counted(cores, 'core')}; where loading waits for a disk or a network, sweep it with launch"
 
 
 def _is_called_for(lever: Lever, recorded: Recorded) -> bool:

@@ -11,7 +11,7 @@ from overlap_sweep import workloads
 from overlap_sweep.errors import UsageError, UserError
 from overlap_sweep.hydra_adapter.overrides import override_value
 from overlap_sweep.optimizer import as_typed
-from overlap_sweep.recorder.recording import PROFILER_STEPS, started_ranks
+from overlap_sweep.recorder.recording import PROFILER_STEPS, progress
 from overlap_sweep.report.numbers import as_us, counted
 from overlap_sweep.results.run_directory import LOG_FILE, Result, find_points
 from overlap_sweep.runtime.kept import whole_result
@@ -90,7 +90,7 @@ def first_runs(inputs: SearchInputs, space: KnobSpace, measurements: Measurement
             (result,) = measurements.measure([space.job((), repetition)])
         if result is None:
             raise UserError(
-                f"{measurements.budget.why_spent} before the command had run {FIRST_RUNS} times; raise it (--minutes), "
+                f"{measurements.budget.why_spent} before the command had run {FIRST_RUNS} times; raise it, "
                 f"or if a run hangs, see worker.log in its folder in {measurements.directory}"
             )
         return result
@@ -103,7 +103,7 @@ def first_runs(inputs: SearchInputs, space: KnobSpace, measurements: Measurement
         return measured(changed(space, "runtime.retries", 0))
 
     first = once(space)
-    started = started_ranks(measurements.directory / first.name)
+    started, _ = progress(measurements.directory / first.name) or (0, 0)
     if first.status != "ok" and started and started != space.point().world_size:
         print(f"optimize: the command starts {started} training processes", flush=True)
         space = changed(space, "job.ranks", started)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from overlap_sweep.errors import UsageError, nearest
 from overlap_sweep.predict.changes import blocks, gathers, hosts, reductions, resources, scale
 from overlap_sweep.predict.graph import CannotTell, Node, StepGraph
 from overlap_sweep.scopes import parts_of, value_for
+
+MOST_NUMBER = 10**6
+"""Larger numbers are mistakes of whoever types them."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,8 @@ def number_of(value: str) -> float:
         number = float(value)
     except ValueError:
         number = 0.0
-    if not number > 0:
-        raise CannotTell(f"{value} is not a number above 0.")
+    if not 0 < number <= MOST_NUMBER:
+        raise CannotTell(f"{value} is not a number above 0" + (f" and up to {MOST_NUMBER:,}." if number > 0 else "."))
     return number
 
 
@@ -58,17 +60,27 @@ def _by_group(graph: StepGraph, value: str) -> Callable[[Node], float | None]:
     return of
 
 
-def _flag(apply: Callable[[StepGraph], None], wanted: str, graph: StepGraph, value: str) -> None:
-    if value.lower() != wanted:
-        raise CannotTell(f"{value} is not predicted, only {wanted}.")
-    apply(graph)
+@dataclass(frozen=True)
+class _Flag:
+    """A change that has one value."""
+
+    change: Callable[[StepGraph], None]
+    value: str
+
+    def __call__(self, graph: StepGraph, value: str) -> None:
+        self.check(value)
+        self.change(graph)
+
+    def check(self, value: str) -> None:
+        if value.lower() != self.value:
+            raise CannotTell(f"{value} is not predicted, only {self.value}.")
 
 
 def _connections(graph: StepGraph, value: str) -> None:
     (resources.with_queue if number_of(value) == 1 else resources.without_queue)(graph)
 
 
-_UNSYNCHRONISED = Change(partial(_flag, reductions.unsynchronised, "unsynchronised"), [])
+_UNSYNCHRONISED = Change(_Flag(reductions.unsynchronised, "unsynchronised"), [])
 CHANGES = {
     "ddp.bucket_cap_mb": Change(
         lambda graph, value: reductions.in_buckets(graph, number_of(value) * 2**20),
@@ -76,9 +88,9 @@ CHANGES = {
         overlaps=True,
         mends=("issued_late",),
     ),
-    "ddp.hooks": Change(partial(_flag, reductions.in_hooks, "true"), ["true"], overlaps=True, mends=("issued_late",)),
+    "ddp.hooks": Change(_Flag(reductions.in_hooks, "true"), ["true"], overlaps=True, mends=("issued_late",)),
     "ddp.accumulate": _UNSYNCHRONISED,
-    "ddp.no_sync": Change(partial(_flag, reductions.unsynchronised, "true"), ["true"], mends=("repeated_reduction",)),
+    "ddp.no_sync": Change(_Flag(reductions.unsynchronised, "true"), ["true"], mends=("repeated_reduction",)),
     "fsdp2.prefetch": Change(
         lambda graph, value: gathers.prefetched(graph, round(number_of(value))),
         ["1", "2"],
@@ -86,47 +98,45 @@ CHANGES = {
         mends=("issued_late",),
     ),
     "fsdp2.reshard_after_forward": Change(
-        partial(_flag, gathers.kept_after_forward, "false"),
+        _Flag(gathers.kept_after_forward, "false"),
         ["false"],
         mends=("bandwidth",),
     ),
     "fsdp2.accumulate": _UNSYNCHRONISED,
-    "fsdp2.no_sync": Change(partial(_flag, reductions.unsynchronised, "true"), ["true"], mends=("repeated_reduction",)),
+    "fsdp2.no_sync": Change(_Flag(reductions.unsynchronised, "true"), ["true"], mends=("repeated_reduction",)),
     "env.CUDA_DEVICE_MAX_CONNECTIONS": Change(_connections, ["8"], overlaps=True, mends=("queue_order",)),
     "cuda.max_connections": Change(_connections, [], overlaps=True),
-    "host.sync": Change(
-        partial(_flag, hosts.without_sync, "none"), ["none"], overlaps=True, of_host=True, mends=("host_sync",)
-    ),
+    "host.sync": Change(_Flag(hosts.without_sync, "none"), ["none"], overlaps=True, of_host=True, mends=("host_sync",)),
     "host.launch": Change(
-        partial(_flag, hosts.faster_host, "graph"),
+        _Flag(hosts.faster_host, "graph"),
         ["graph"],
         note="Kernels are as fast as they were recorded.",
         of_host=True,
         mends=("host_bound",),
     ),
-    "loader.ready": Change(partial(_flag, hosts.ready_batches, "true"), ["true"], of_host=True),
+    "loader.ready": Change(_Flag(hosts.ready_batches, "true"), ["true"], of_host=True),
     "optimizer.step": Change(
-        partial(_flag, hosts.without_optimizer, "none"),
+        _Flag(hosts.without_optimizer, "none"),
         [],
         is_bound=True,
         of_host=True,
         note="One kernel for all parameters takes some of that time.",
     ),
     "ranks.equal": Change(
-        partial(_flag, hosts.equal_ranks, "true"),
+        _Flag(hosts.equal_ranks, "true"),
         ["true"],
         of_host=True,
         note="To the mean of the ranks, between any two collectives: also where they are late in turn.",
         mends=("straggler",),
     ),
     "ranks.surplus": Change(
-        partial(_flag, hosts.without_surplus, "none"),
+        _Flag(hosts.without_surplus, "none"),
         ["none"],
         is_bound=True,
         note="Without the kernels that one rank alone runs, if they can be left out: shared, they gain less.",
     ),
     "nccl.cta_policy": Change(
-        partial(_flag, resources.beside_nothing, "2"),
+        _Flag(resources.beside_nothing, "2"),
         ["2"],
         is_bound=True,
         note="Copies by copy engines take no multiprocessors, but may be slower themselves.",
@@ -157,6 +167,20 @@ CHANGES = {
         note="At least so long: links between nodes, which the recording does not have, are slower.",
     ),
 }
+
+
+def refusal(name: str, value: str) -> str:
+    """Returns why a change's value can never be predicted, whatever was recorded; empty if it may be."""
+    apply = CHANGES[name].apply
+    try:
+        if isinstance(apply, _Flag):
+            apply.check(value)
+        else:
+            for _, number in parts_of(value):
+                number_of(number)
+    except CannotTell as error:
+        return f"{name}={value}: {error}"
+    return ""
 
 
 def that_mend(causes: Collection[str]) -> dict[str, list[str]]:

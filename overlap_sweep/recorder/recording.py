@@ -22,7 +22,8 @@ LEAST_STEPS = 3
 GIVE_UP_STEPS = (5, 10)
 """Numbers of timed steps after which a run that is too slow is given up."""
 STEPS_FILE = "job_steps"
-"""File with the number of ranks as soon as any rank has ended a step, so that recordings are worth waiting for."""
+"""File with the number of ranks as soon as any rank has ended a step, so that recordings are worth waiting for, and the
+number of steps that a rank had ended when it was written."""
 PROFILER_STEPS = 3
 """Steps that the profiler needs around those that it records."""
 NOT_FINITE: Literal["not finite"] = "not finite"
@@ -166,21 +167,23 @@ def reason_not_to_record(directory: Path) -> str:
     return reasons.partition("\n")[0]
 
 
-def write_started_ranks(directory: Path, ranks: int) -> None:
-    """Writes STEPS_FILE, whole or not at all. All ranks write the same."""
+def write_progress(directory: Path, ranks: int, ended: int) -> None:
+    """Writes STEPS_FILE, whole or not at all. `ended`: steps of the rank that writes it."""
     path = directory / STEPS_FILE
     # Processes of several nodes may have equal numbers.
     temporary = path.with_name(f".{path.name}.{os.urandom(8).hex()}.tmp")
-    temporary.write_text(str(ranks))
+    temporary.write_text(f"{ranks} {ended}")
     temporary.replace(path)
 
 
-def started_ranks(directory: Path) -> int | None:
-    """Returns how many ranks the command has started; None before one of them has ended a step."""
+def progress(directory: Path) -> tuple[int, int] | None:
+    """Returns how many ranks the command has started, and how many steps one of them has ended at least; None before
+    one of them has ended a step."""
     try:
-        return int((directory / STEPS_FILE).read_text())
+        ranks, ended = (directory / STEPS_FILE).read_text().split()
     except FileNotFoundError:
         return None
+    return int(ranks), int(ended)
 
 
 def write_recording(directory: Path, recording: Recording) -> Path:

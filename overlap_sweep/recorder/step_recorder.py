@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import math
 import os
 import platform
 import sys
@@ -27,8 +28,8 @@ from overlap_sweep.recorder.recording import (
     TrainingState,
     Wanted,
     wanted_from,
+    write_progress,
     write_recording,
-    write_started_ranks,
 )
 from overlap_sweep.recorder.step_calls import StepCalls
 from overlap_sweep.startup.sitecustomize import NEEDED, say
@@ -42,6 +43,9 @@ if TYPE_CHECKING:
 
 MOST_CHANGES = 10
 """Changes of what makes up a step after which the sentence at its end asks for job.optimizer_steps."""
+
+PROGRESS_S = 10.0
+"""Least time between two notes on how far a rank is while steps are timed: a note takes 0.1 to 2 ms."""
 
 _UNKNOWN_STATE = "Norms and sums of gradients and parameters could not be taken"
 
@@ -99,7 +103,7 @@ class StepRecorder:
         self._changes = 0
         self._marked_by: Literal["optimizer", "step"] = "optimizer"
         self._ends = 0
-        self._has_begun = False
+        self._noted_s = -math.inf
         self._trace: StepTrace | None = None
         self._optimizers: dict[int, weakref.ref[Optimizer]] = {}
         """Those that have stepped before steps were timed."""
@@ -151,6 +155,7 @@ class StepRecorder:
             self.give_up(error)
 
     def _end_of_step(self, loss: torch.Tensor | float | None = None) -> None:
+        self._note_progress()
         if self._levers:
             self._levers.at_end_of_step(self._ends)
         if self._trace is not None:
@@ -164,12 +169,19 @@ class StepRecorder:
         else:
             self._skip(loss)
 
+    def _note_progress(self) -> None:
+        """Writes how far this rank is: each once, the first one after each skipped step, and now and then later."""
+        now_s, is_timed = time.perf_counter(), bool(self._ends_s)
+        if is_timed and now_s - self._noted_s < PROGRESS_S:
+            return
+        if not is_timed:
+            self._ask_rank()
+        rank, ranks = self._rank or _rank_by_environment()
+        if rank == 0 or self._noted_s == -math.inf:
+            write_progress(Path(self._wanted.directory), ranks, self._ends)
+        self._noted_s = now_s
+
     def _skip(self, loss: torch.Tensor | float | None) -> None:
-        self._ask_rank()
-        if not self._has_begun:
-            _, ranks = self._rank or _rank_by_environment()
-            write_started_ranks(Path(self._wanted.directory), ranks)
-            self._has_begun = True
         if self._ends < self._skipped or (uses_gpu() and is_capturing()):
             return
         if self._state is None:

@@ -8,7 +8,7 @@ import sys
 import textwrap
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -92,6 +92,8 @@ class Outcomes:
     """The budget of a search, in words."""
     resumed_by: Callable[[Path], Sequence[str]] | None = None
     """Returns the words that go on in a directory, of a command that launches for its user; None: launch itself."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """What that command's user types for options, by their names; launch's are typed as they are called."""
     may_resume: bool = True
     """False where the same command would end with the same error."""
     wants_report: bool = False
@@ -100,6 +102,11 @@ class Outcomes:
     """The page that was written, if any."""
     tracking: "LaunchTracking | None" = None
     """Logs each newly measured point; None: nothing does."""
+
+    def option(self, name: str, value: float | None = None) -> str:
+        """Returns an option as its user types it, with a value if one is given."""
+        typed = self.options.get(name, name)
+        return typed if value is None else f"{typed}{' ' if typed.startswith('--') else '='}{value:g}"
 
     def add(self, outcome: Outcome) -> None:
         self.all.append(outcome)

@@ -287,7 +287,7 @@ def measure(point: ResolvedPoint, directory: Path) -> Result:
         if reply.status == "skipped":
             break
         if reply.status == "timeout" and limits.are_over:
-            error = f"search.max_minutes ended it after {limit_s:.0f} s"
+            error = f"{outcomes.option('search.max_minutes')} ended it after {limit_s:.0f} s"
         log, why = directory / log_file(reply.node), in_short(f"{reply.status}: {error}")
         said = tail(log, LOG_TAIL_LINES, log_starts[log])
         error = "\n".join([error, *gather(directory, log)])

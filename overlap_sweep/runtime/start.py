@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import resource
 import shutil
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain, count
@@ -17,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from overlap_sweep import trackers
-from overlap_sweep.errors import UsageError, UserError, end, in_words
+from overlap_sweep.errors import UsageError, UserError, end, in_words, is_of_users_system
 from overlap_sweep.hydra_adapter.composition import as_was_typed
 from overlap_sweep.hydra_adapter.mistakes import as_user_error
 from overlap_sweep.results.run_directory import LOCK_FILE, last_sweep
@@ -181,7 +180,10 @@ def _begin(config: DictConfig, kind: str) -> None:
     except OmegaConfBaseException as error:
         end(as_user_error(error))
     except OSError as error:
-        sys.exit(f"error: {in_words(error)}")
+        if is_of_users_system(error) or not error.filename:
+            end(UserError(in_words(error)))
+        why = f"cannot be written to ({error.strerror}); give another directory, as in hydra.{kind}.dir=DIR"
+        end(UserError(f"{error.filename} {why}."))
     outcomes.root, outcomes.common = directory, Path(common) if common else None
     outcomes.wants_report = kind == "sweep" and bool(config.get("report"))
     if config.get("tracker", trackers.NONE) != trackers.NONE:

@@ -56,7 +56,8 @@ class Searching:
     def found(self) -> KnobSearch:
         """Returns the present answer."""
         budget = self._measurements.budget
-        limits = [f"search.{name}" for name in ("max_points", "max_minutes") if getattr(budget, name) is not None]
+        limited = [name for name in ("max_points", "max_minutes") if getattr(budget, name) is not None]
+        limits = [outcomes.option(f"search.{name}") for name in limited]
         why = budget.why_spent or f"{' or '.join(limits)} is nearly used up"
         search = answer(self.trail, self._points)
         search.label, search.overrides = self.space.label, self.typed

@@ -5,7 +5,6 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from overlap_sweep.results.estimate import Estimate
 from overlap_sweep.results.gain import Gain
 from overlap_sweep.search import Failure, Samples, Setting
 from overlap_sweep.search.prior import Change, Prior
@@ -66,8 +65,8 @@ class KnobTrail:
     """Those of them that were refused when they were run."""
     fixed: set[int] = field(default_factory=set)
     """Indices of knobs that cannot be changed there."""
-    effects: dict[tuple[int, str], Estimate] = field(default_factory=dict)
-    """Latest gain of the single change to each value, in microseconds, by knob's index and value."""
+    effects: dict[tuple[int, str], Gain] = field(default_factory=dict)
+    """Latest gain of the single change to each value, by knob's index and value."""
     dropped: dict[tuple[int, str], float] = field(default_factory=dict)
     """Slowdown of values that are not tried again, as a fraction, by knob's index and value."""
     left_out: dict[tuple[int, str], float] = field(default_factory=dict)

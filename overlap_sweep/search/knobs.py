@@ -9,7 +9,8 @@ few measurements, and not miss those that help only together.
    slower beyond the noise. Together, small effects add up and knobs that need each other show. A value that is refused
    alone is tried with each single change that makes it valid.
 3. The best is the simplest setting that ties with the fastest. From it, single changes that had an effect are measured
-   again, since the effect may differ now; those without an effect only jointly. This ends when the best stays the same.
+   again, since the effect may differ now (where something was expected of changes, only those that helped); those
+   without an effect only jointly. This ends when the best stays the same.
 4. Knobs that need new worker processes join after the others have settled.
 5. Proof: the best, the baseline, and the best without each of its changes are measured again in alternation. Only a
    setting that is faster there is reported, and changes that contribute nothing beyond the noise are reverted.
@@ -159,23 +160,22 @@ def _is_worthwhile(trail: KnobTrail, origin: Setting, change: Setting) -> bool:
     if value == trail.baseline[index]:
         # A change that helped is reverted in the proof only.
         made = trail.effects.get((index, origin[index]))
-        return not made or made.time_us <= made.noise_us
+        return not made or not made.faster
     effect = trail.effects.get((index, value))
-    return not effect or abs(effect.time_us) > effect.noise_us
+    # Of a user's training, whose runs take long, what loses alone is not tried on what helps.
+    return not effect or (effect.faster if trail.prior else effect.sure)
 
 
 def _learn(trail: KnobTrail, effort: Search, origin: Setting, changes: Sequence[Setting]) -> None:
     """Records the effects of the single changes; drops values that are too slow."""
-    origin_us = trail.found.time_us(origin)
     for setting in (change for change in changes if change in trail.found.of):
         ((index, value),) = trail.changed(setting, origin).items()
         # The baseline's values are never dropped, since any change may be reverted.
         if value == trail.baseline[index]:
             continue
-        effect = trail.effects[index, value] = trail.found.gain(origin, setting)
-        slower = -effect.time_us / origin_us
-        if slower - effect.noise_us / origin_us > effort.reach:
-            trail.dropped[index, value] = slower
+        effect = trail.effects[index, value] = trail.found.share(origin, setting)
+        if -effect.share - effect.noise > effort.reach:
+            trail.dropped[index, value] = -effect.share
 
 
 def _unlocked(trail: KnobTrail, origin: Setting, changes: Sequence[Setting]) -> Iterator[Setting]:
@@ -194,10 +194,11 @@ def _joint(trail: KnobTrail, origin: Setting, knobs: Sequence[int]) -> Iterator[
         for (index, value), effect in trail.effects.items()
         if index in knobs and value != origin[index] and (index, value) not in trail.dropped
     }
-    best_first = sorted(effects, key=lambda change: -effects[change].time_us)
-    sure = [change for change in best_first if effects[change].time_us > effects[change].noise_us]
-    hopeful = [change for change in best_first if effects[change].time_us > 0]
-    harmless = [change for change in best_first if effects[change].time_us >= -effects[change].noise_us]
+    best_first = sorted(effects, key=lambda change: -effects[change].share)
+    sure = [change for change in best_first if effects[change].faster]
+    hopeful = [change for change in best_first if effects[change].share > 0]
+    # By the interval that is shown: what takes twice as long is slower also with much noise, since a ratio has it.
+    harmless = [change for change in best_first if effects[change].interval[1] >= 0]
     for chosen in (sure, hopeful, harmless):
         together, misfits = _joined(trail, origin, chosen)
         yield together

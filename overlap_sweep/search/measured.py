@@ -64,9 +64,9 @@ class Budget:
     def why_spent(self) -> str:
         """Returns why the budget is used up; empty while it is not."""
         if self.points_left == 0:
-            return f"search.max_points={self.max_points} is used up"
+            return f"{outcomes.option('search.max_points', self.max_points)} is used up"
         if self.max_minutes is not None and time.monotonic() >= self.ends_s:
-            return f"search.max_minutes={self.max_minutes:g} is used up"
+            return f"{outcomes.option('search.max_minutes', self.max_minutes)} is used up"
         return ""
 
 

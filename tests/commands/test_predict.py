@@ -43,12 +43,21 @@ def test_without_a_change_all_that_apply_the_best_first(recorded: Path) -> None:
 
 
 def test_values_that_are_not_predicted_cannot_be_told(recorded: Path) -> None:
-    wanted = ("--change", "ddp.bucket_cap_mb=0", "--change", "ddp.hooks=false", "--format", "json")
+    wanted = (
+        "--change",
+        "ddp.bucket_cap_mb=0",
+        "--change",
+        "ddp.hooks=false",
+        "--change",
+        "link.times=2",
+        "--format=json",
+    )
 
-    zero, off = json.loads(analyze("predict", recorded / "ddp_one_bucket", *wanted).stdout)
+    zero, off, link = json.loads(analyze("predict", recorded / "ddp_one_bucket", *wanted).stdout)
 
-    assert (zero["status"], zero["reason"]) == ("cannot tell", "0 is not a number above 0.")
-    assert (off["status"], off["reason"]) == ("cannot tell", "false is not predicted, only true.")
+    assert (zero["status"], zero["reason"]) == ("cannot tell", "ddp.bucket_cap_mb=0: 0 is not a number above 0.")
+    assert (off["status"], off["reason"]) == ("cannot tell", "ddp.hooks=false: false is not predicted, only true.")
+    assert link["status"] == "bound"
 
 
 def test_several_changes_are_one(recorded: Path) -> None:
@@ -108,6 +117,18 @@ def test_a_lever_that_is_not_predicted_is_answered_beside_others(recorded: Path)
         (
             ["--change", "loader.num_worker=4"],
             "error: Unknown change loader.num_worker. Did you mean loader.num_workers?",
+        ),
+        (
+            ["--change", "ddp.bucket_cap_mb=abc"],
+            "error: ddp.bucket_cap_mb=abc: abc is not a number above 0.",
+        ),
+        (
+            ["--change", "nccl.max_ctas=dp:8+tp:q"],
+            "error: nccl.max_ctas=dp:8+tp:q: q is not a number above 0.",
+        ),
+        (
+            ["--change", "link.times=2+batch.times=1e30"],
+            "error: batch.times=1e30: 1e30 is not a number above 0 and up to 1,000,000.",
         ),
         (
             ["--change", ""],

@@ -24,7 +24,10 @@ class Slow(Dataset[torch.Tensor]):
         return torch.ones(64, 64)
 
 
-@pytest.mark.parametrize(("workers", "advice"), [(0, "DataLoader(num_workers=4"), (1, "more num_workers")])
+@pytest.mark.parametrize(
+    ("workers", "advice"),
+    [(0, "DataLoader(num_workers=N, persistent_workers=True), N up to the cores of a rank"), (1, "more num_workers")],
+)
 def test_torchs_own_loader_is_named(tmp_path: Path, workers: int, advice: str) -> None:
     weight = torch.ones(64, 64)
     with profile() as recorded:

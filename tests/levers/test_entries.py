@@ -126,6 +126,13 @@ def test_on_a_cpu() -> None:
     assert refusal(COMMAND, "+job.levers.nccl.max_ctas=8") == "job.levers.nccl.max_ctas has a meaning on GPUs only"
 
 
+def test_levers_that_exclude_each_other_are_refused_before_anything_runs() -> None:
+    both = "+job.levers.ddp.no_sync=true", "+job.levers.ddp.static_graph=true"
+    said = "job.levers.ddp.no_sync does not go with job.levers.ddp.static_graph=true"
+    assert refusal(COMMAND, *both) == said
+    assert refusal(COMMAND, both[0], "+job.levers.ddp.static_graph=false") is None
+
+
 class Options:
     """As ProcessGroupNCCL.Options, which a PyTorch for CPUs has not."""
 

@@ -10,6 +10,7 @@ from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_file_location
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -225,6 +226,33 @@ def test_an_inspection_says_what_is_there_and_changes_nothing(tmp_path: Path, mo
         8: "",
     }
     assert found["optimizer.fused", True] == "is there already"
+
+
+@pytest.mark.parametrize(
+    ("given", "there"),
+    [
+        ({}, ["ddp.first_bucket_mb=1"]),
+        ({"bucket_cap_mb": 25}, ["ddp.bucket_cap_mb=25", "ddp.first_bucket_mb=25"]),
+        ({"bucket_cap_mb_list": [4, 25]}, ["ddp.first_bucket_mb=4"]),
+    ],
+)
+def test_a_size_of_buckets_is_there_only_if_the_first_has_it_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], there: list[str]
+) -> None:
+    class DistributedDataParallel:
+        def __init__(self, bucket_cap_mb: int | None = None, bucket_cap_mb_list: list[int] | None = None) -> None:
+            self.given = bucket_cap_mb, bucket_cap_mb_list
+
+    module = importlib.import_module("torch.nn.parallel.distributed")
+    monkeypatch.setattr(module, "DistributedDataParallel", DistributedDataParallel)
+    known = {name: levers()[name] for name in ("ddp.bucket_cap_mb", "ddp.first_bucket_mb")}
+    monkeypatch.setattr("overlap_sweep.levers.process.levers", lambda: known)
+    Inspection(str(tmp_path), override=True).install()
+
+    DistributedDataParallel(**given)
+
+    found = inspected([tmp_path])
+    assert [f"{name}={value}" for (name, value), why in found.items() if why == "is there already"] == there
 
 
 @pytest.mark.usefixtures("optimizers")

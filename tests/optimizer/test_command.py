@@ -145,6 +145,7 @@ def test_levers_are_text_or_a_sequence(
     ("typed", "status", "said"),
     [
         (["--minutes", "0"], 2, "'--minutes': must be greater than or equal to 0.1."),
+        (["--minutes", "inf"], 2, "'--minutes': must be less than or equal to 100000."),
         (["--allow", "nonsense"], 2, "'--allow': 'nonsense' is not one of 'exact', 'rounding', 'training'."),
         (["--resume", "--output", "nowhere"], 1, "nowhere has nothing to resume; leave out --resume to begin there"),
     ],

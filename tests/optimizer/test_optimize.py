@@ -89,7 +89,7 @@ def test_ctrl_c_ends_with_the_best_so_far_and_resume_goes_on(tmp_path: Path) -> 
     with optimizing(tmp_path, "--resume", "--runs=4") as process:
         stdout, stderr = process.communicate(timeout=200)
     assert process.returncode == 0, stderr
-    assert "search.max_points=4 is used up" in stdout
+    assert "--runs 4 is used up" in stdout
     # What was measured before is not measured again.
     assert not [
         line for line in stderr.splitlines() if "] ok " in line and line.split()[2] in before and "[kept]" not in line

@@ -183,3 +183,25 @@ def searched(seed: int) -> Setting | None:
 def test_changes_that_gain_nothing_are_not_chosen_with_the_one_that_does() -> None:
     found = [searched(seed) for seed in range(20)]
     assert found.count(("1", *"0000000")) >= 18
+
+
+def test_what_loses_alone_is_not_tried_together_with_what_helps() -> None:
+    """As of a busy machine, whose noise is nearly as large as the loss."""
+    knobs = (Knob("a", ("0", "1")), Knob("b", ("0", "1")), Knob("c", ("0", "1")))
+    asked: list[Setting] = []
+
+    def answer(setting: Setting) -> Answer:
+        asked.append(setting)
+        load = (0.87, 1.0, 1.13)[asked.count(setting) % 3]
+        time_us = load * 1000.0 * (1.51 if setting[0] == "1" else 1.0) * (0.4 if setting[1] == "1" else 1.0)
+        return Sample(tuple(time_us + wobble for wobble in (-1.0, 0.0, 1.0)), by_mean=True)
+
+    prior = Prior({(index, "1"): Expected(0.1, 0.0, 0.9) for index in range(len(knobs))})
+    trail = KnobTrail(knobs, lambda setting: None, lambda: math.inf, prior)
+    conduct(search(trail, Search()), lambda wanted: [answer(setting) for setting in wanted])
+    lost = trail.found.share(trail.baseline, ("1", "0", "0"))
+    assert -lost.share < 1.2 * lost.noise
+    assert lost.interval[1] < 0
+    # Alone `c` gains nothing, and loses nothing.
+    assert ("0", "1", "1") in asked
+    assert {setting for setting in asked if setting[0] == "1"} == {("1", "0", "0")}

@@ -19,6 +19,7 @@ from overlap_sweep.hydra_adapter.overrides import override_value
 from overlap_sweep.results.estimate import Estimate
 from overlap_sweep.results.run_directory import Result, Status, write_result
 from overlap_sweep.runtime.group_config import machine_of
+from overlap_sweep.runtime.outcome import outcomes
 from overlap_sweep.runtime.point import limits
 from overlap_sweep.search import Failure
 from overlap_sweep.search.cell import Candidate, Cell, together
@@ -299,3 +300,9 @@ def test_points_are_counted_down_and_minutes_run_from_the_start(
     found = Budget(most, minutes, points)
     found.began_s -= elapsed_s
     assert (found.points_left, found.why_spent) == (left, why)
+
+
+def test_limits_are_named_as_the_user_typed_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outcomes, "options", {"search.max_minutes": "--minutes", "search.max_points": "--runs"})
+    assert Budget(None, 0.0).why_spent == "--minutes 0 is used up"
+    assert Budget(3, None, 3).why_spent == "--runs 3 is used up"

@@ -87,6 +87,8 @@ def refusal(point: Resolved) -> str | None:
         return "job.metric_is has no effect without job.metric"
     if runtime.device == "cpu" and (needing := levers.needing_gpus(levers.chosen(job.levers))):
         return f"job.levers.{needing[0]} has a meaning on GPUs only"
+    if misfits := levers.misfits(levers.chosen(job.levers)):
+        return misfits
     if runtime.threads_per_rank != 1:
         return "runtime.threads_per_rank has no effect on a command; give +job.env.OMP_NUM_THREADS=..."
     words = _own_words(point, Path("run"))

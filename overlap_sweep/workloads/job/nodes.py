@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,9 @@ START_S = 60.0
 
 SETTLE_S = 5.0
 """Time that the command has to end on the other nodes after it has ended badly on one: that may not be the cause."""
+
+LEAST_FREE_BYTES = 2**16
+"""Free space below which a disk is full: blocks of a few kB may be left where nothing fits in."""
 
 _OF_ANOTHER = re.compile(
     r"Connection (closed|reset|refused)|Broken pipe|ncclRemoteError|Dist(Network|Store|Backend)Error"
@@ -91,9 +95,12 @@ class RunningOnNodes:
             if running.status
         }
         node = min(endings, key=lambda node: bool(_OF_ANOTHER.search(endings[node])))
-        return PointFailed(
-            f"{self._prefix(node)}the command {endings[node]}", final=f"{ATTACH}: error: " in endings[node], node=node
-        )
+        said = f"{self._prefix(node)}the command {endings[node]}"
+        directory = self._commands[0].log.parent
+        if shutil.disk_usage(directory).free < LEAST_FREE_BYTES:
+            # Then the log may lack what was said last.
+            said = f"there is no space left in {directory}; free some, or give another directory: {said}"
+        return PointFailed(said, final=f"{ATTACH}: error: " in endings[node], node=node)
 
     def end(self) -> None:
         """Ends all processes of the command on all nodes, and waits until they have ended."""

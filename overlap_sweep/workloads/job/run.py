@@ -174,8 +174,8 @@ class Watched:
             raise Refused(reason)
         if not self.output and (reason := recording.reason_not_to_record(self._directory)):
             raise PointFailed(f"nothing is recorded: {reason}", final=True)
-        if (started := recording.started_ranks(self._directory)) is not None:
-            self._check_ranks(started)
+        if progress := recording.progress(self._directory):
+            self._check_ranks(progress[0])
         if len(list(self._directory.glob(recording.recording_file("*")))) > len(self.recordings):
             try:
                 self.recordings = recording.read_recordings(self._directory)
@@ -227,6 +227,8 @@ class Watched:
         else:
             have = f"no rank had finished all of {wanted} steps"
             have += f" and {self._job.profile_steps} profiled ones" if self._job.profile_steps else ""
+            progress = recording.progress(self._directory)
+            have += f", a rank had ended at least {progress[1]}" if progress else ", none was seen to end its first"
         by_others = limit_s < self._timeout_s
         limit = "runtime.timeout_factor (similar points took less)" if by_others else "runtime.timeout_s"
         first = "" if self._is_reached or self.output else f"{_UNREACHED}, or "

@@ -74,8 +74,8 @@ class JobStudy(Study[JobCase, JobRow]):
     topic = "training jobs"
     legend = (
         "time: mean of the steps and runs, slowest rank, without rare long garbage collections; noise: half of its "
-        "95 % confidence interval, with the noise between runs; exposed: of a profiled step, communication while "
-        "nothing computes."
+        "95 % confidence interval, with the noise between runs; exposed: of a profiled step, which may take longer "
+        "than a timed one, communication while nothing computes."
     )
     explained = "The setting that was started first is the reference; another is best only if it is faster beyond the "
     explained += "noise."
@@ -339,7 +339,7 @@ def _of_garbage(rows: Sequence[JobRow]) -> Iterator[str]:
     if found:
         yield (
             f"Python collected garbage for long ({some_of(found.values(), separator='; ')}). Such steps are left out, "
-            "since so few come by chance; in training they count: collect between steps, and less often "
+            "since so few come by chance; a training run has them: collect between steps, and less often "
             f"(+{levers.OPTION}host.collect_every)."
         )
 

@@ -1,11 +1,13 @@
 """From a command to a point's result, or to the reason why there is none."""
 
 import os
+import shutil
 import signal
 import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -146,7 +148,7 @@ UNMEASURED: list[tuple[str, dict[str, Any], str, bool]] = [
     ("true", {"metric": "tps: ([0-9.]+)"}, "job.metric=tps: ([0-9.]+) was not found", True),
     (f"{sys.executable} -c pass", {"attach": True}, "overlap_sweep.step()", True),
     (shell(f"{{one_of_four}}; {LONG}"), {"ranks": 2}, "4 training processes, but job.ranks=2", True),
-    (shell(f"echo 4 > {{run}}/{STEPS_FILE}; {LONG}"), {"ranks": 2}, "4 training processes, but job.ranks=2", True),
+    (shell(f"echo 4 1 > {{run}}/{STEPS_FILE}; {LONG}"), {"ranks": 2}, "4 training processes, but job.ranks=2", True),
     (shell("{one_of_two}"), {"ranks": 2}, "only ranks [1] of 2", False),
     (shell(f"echo x > {{run}}/job_rank0.json; {LONG}"), {}, "job_rank0.json cannot be read", False),
     (shell("exit 3"), {}, "the command ended with exit status 3", False),
@@ -167,6 +169,13 @@ def test_why_nothing_was_measured(
     failed = failure(tmp_path, command, **changes)
     assert reason in str(failed)
     assert (failed.final, failed.timed_out) == (final, False)
+
+
+def test_a_full_disk_is_the_reason_whatever_the_log_says_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the log is on it, too, it ends before the error."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=4096))
+    said = str(failure(tmp_path, shell("echo step 7; exit 1")))
+    assert said.startswith(f"there is no space left in {tmp_path}/run; free some, or give another directory: the ")
 
 
 SAYS = """
@@ -294,9 +303,12 @@ def test_the_host_is_late_by_what_the_profiler_does_not_add() -> None:
 def test_who_hangs_is_ended_and_told_how_far_it_came(tmp_path: Path) -> None:
     failed = failure(tmp_path, shell(f"echo step 1; {LONG}"), limit_s=0.5)
     assert (failed.timed_out, failed.final) == (True, False)
-    assert "not measured within 0.5 s: no rank " in str(failed)
+    said = "not measured within 0.5 s: no rank had finished all of 5 steps and 3 profiled ones"
+    assert f"{said}, none was seen to end its first; " in str(failed)
     assert "put -m overlap_sweep.attach in front of the script" in str(failed)
     assert "runtime.timeout_factor" in str(failed)
+    failed = failure(tmp_path, shell(f"echo 1 3 > {{run}}/{STEPS_FILE}; {LONG}"), limit_s=0.5)
+    assert f"{said}, a rank had ended at least 3; " in str(failed)
     half = shell(f"{recorded(tmp_path / 'made', recording(1, 2))}; {LONG}")
     failed = failure(tmp_path, half, limit_s=1.0, ranks=2, runtime={"timeout_s": 1.0})
     assert (failed.timed_out, failed.final) == (True, False)
@@ -461,7 +473,7 @@ def test_recordings_are_waited_for_if_there_are_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorder: str
 ) -> None:
     monkeypatch.setattr(job_run, "SETTLE_S", 0.5 if recorder == "is lost" else 120.0)
-    steps = "true" if recorder == "sees no step" else f"echo 1 > {{run}}/{STEPS_FILE}"
+    steps = "true" if recorder == "sees no step" else f"echo 1 1 > {{run}}/{STEPS_FILE}"
     record = recorded(tmp_path / "made", recording(calls_per_step=2)) if recorder == "records" else "true"
     print_five = "for i in 1 2 3 4 5; do echo tps: $i; done"
     began = time.monotonic()
