@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import functools
-import math
 import os
 import platform
 import sys
@@ -43,9 +42,6 @@ if TYPE_CHECKING:
 
 MOST_CHANGES = 10
 """Changes of what makes up a step after which the sentence at its end asks for job.optimizer_steps."""
-
-PROGRESS_S = 10.0
-"""Least time between two notes on how far a rank is while steps are timed: a note takes 0.1 to 2 ms."""
 
 _UNKNOWN_STATE = "Norms and sums of gradients and parameters could not be taken"
 
@@ -103,7 +99,7 @@ class StepRecorder:
         self._changes = 0
         self._marked_by: Literal["optimizer", "step"] = "optimizer"
         self._ends = 0
-        self._noted_s = -math.inf
+        self._has_begun = False
         self._trace: StepTrace | None = None
         self._optimizers: dict[int, weakref.ref[Optimizer]] = {}
         """Those that have stepped before steps were timed."""
@@ -170,16 +166,15 @@ class StepRecorder:
             self._skip(loss)
 
     def _note_progress(self) -> None:
-        """Writes how far this rank is: each once, the first one after each skipped step, and now and then later."""
-        now_s, is_timed = time.perf_counter(), bool(self._ends_s)
-        if is_timed and now_s - self._noted_s < PROGRESS_S:
+        """Writes how far this rank is: each once, and the first one after each skipped step. What is timed waits for no
+        file system."""
+        if self._ends_s:
             return
-        if not is_timed:
-            self._ask_rank()
+        self._ask_rank()
         rank, ranks = self._rank or _rank_by_environment()
-        if rank == 0 or self._noted_s == -math.inf:
+        if rank == 0 or not self._has_begun:
             write_progress(Path(self._wanted.directory), ranks, self._ends)
-        self._noted_s = now_s
+        self._has_begun = True
 
     def _skip(self, loss: torch.Tensor | float | None) -> None:
         if self._ends < self._skipped or (uses_gpu() and is_capturing()):

@@ -16,7 +16,6 @@ import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from overlap_sweep.diagnosis.runs import read_runs
-from overlap_sweep.recorder import step_recorder
 from overlap_sweep.recorder.recording import (
     STEPS_FILE,
     Wanted,
@@ -369,18 +368,6 @@ def test_a_rank_without_a_process_group_is_in_the_environment(
     assert (found.rank, found.world_size) == (rank, world_size)
     # One rank is enough to say how far the run is, and timed steps are not disturbed.
     assert progress(tmp_path) == (world_size, 1 if rank else 2)
-
-
-def test_how_far_a_rank_is_shows_now_and_then_while_steps_are_timed(
-    recorder: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recorder(steps=9)
-    model = Model()
-    model.steps(5)
-    assert progress(tmp_path) == (1, 2)
-    monkeypatch.setattr(step_recorder, "PROGRESS_S", 0.0)
-    model.steps(1)
-    assert progress(tmp_path) == (1, 6)
 
 
 @pytest.mark.gpu
