@@ -26,7 +26,7 @@ class Slow(Dataset[torch.Tensor]):
 
 @pytest.mark.parametrize(
     ("workers", "advice"),
-    [(0, "DataLoader(num_workers=N, persistent_workers=True), N up to the cores of a rank"), (1, "more num_workers")],
+    [(0, "DataLoader(num_workers=N, persistent_workers=True), N up to a rank's cores"), (1, "more num_workers")],
 )
 def test_torchs_own_loader_is_named(tmp_path: Path, workers: int, advice: str) -> None:
     weight = torch.ones(64, 64)
