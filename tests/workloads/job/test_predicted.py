@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import pytest
 
@@ -18,14 +19,21 @@ from tests.make_point import job_config, make_point
 
 
 @pytest.fixture(scope="module")
-def one_bucket(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Traces of two ranks that all-reduce all gradients after the backward pass."""
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("recorded")
     unpack(ARCHIVES / "h200x2.tar.xz", directory)
-    return directory / "ddp_one_bucket"
+    return directory
 
 
-def run(directory: Path, traces: Path, step_us: float, *, setting: dict[str, object], number: int) -> None:
+@pytest.fixture(scope="module")
+def one_bucket(recorded: Path) -> Path:
+    """Traces of two ranks that all-reduce all gradients after the backward pass."""
+    return recorded / "ddp_one_bucket"
+
+
+def run(
+    directory: Path, traces: Path, step_us: float, *, setting: dict[str, object], number: int, **measured: Any
+) -> None:
     point = make_point(
         "job",
         directory,
@@ -33,6 +41,7 @@ def run(directory: Path, traces: Path, step_us: float, *, setting: dict[str, obj
         step_us=step_us,
         started=f"2026-11-20T21:{number:02}:00+00:00",
         traces=[trace_file(rank) for rank in (0, 1)],
+        **measured,
     )
     for rank in (0, 1):
         shutil.copy(traces / f"trace_rank{rank}.json", point / trace_file(rank).removesuffix(".gz"))
@@ -123,3 +132,22 @@ def test_predictions_can_be_queried(tmp_path: Path, one_bucket: Path) -> None:
     assert read(tmp_path / "sweep", "predictions").equals(read_prediction(tmp_path / "sweep"))
     analyze("query", tmp_path, "--predictions", "cause == 'none'").assert_error("leave out --predictions")
     analyze("query", tmp_path / "sweep" / "none", "--predictions").assert_error("none")
+
+
+@pytest.mark.parametrize(("causes", "is_late"), [({"host_bound": 0.5}, True), ({"bandwidth": 0.1}, False)])
+def test_a_host_that_only_the_profiler_made_late_is_spared_nothing(
+    tmp_path: Path, recorded: Path, causes: dict[str, float], is_late: bool
+) -> None:
+    """Of a training of many small kernels, whose host was late in the profiled steps: whether it is in the timed ones,
+    too, is in the causes of its run."""
+    of_run = {"exposed": {"DP, ranks 0-1": 1000.0}, "causes": causes}
+    run(tmp_path, recorded / "tiny_kernels", 15_000.0, setting={}, number=0, **of_run)
+
+    (section,) = analyse(tmp_path, AnalysisConfig()).sections
+    (exhibit,) = (one for one in section.answers[0].charts if one.name == "predictions")
+    assert exhibit.parts
+    table, *pictures = exhibit.parts()
+
+    assert table.listing
+    assert ("host.launch=graph" in [row["change"] for row in table.listing.rows]) == is_late
+    assert any((one.folded or "").startswith("host.launch") for one in pictures) == is_late
