@@ -57,10 +57,6 @@ def fields_of(
     collections = [] if output else long_collections(slow or recordings, len(times_us))
     traces = [one.trace for one in recordings if one.trace and not slow and (directory / one.trace).exists()]
     traced, trace_warnings = read_traces([directory / name for name in traces], ranks_of_each(point))
-    if traced and not output and recordings[0].device == "cuda":
-        left_out = {*collections}
-        mean_us = fmean(time_us for step, time_us in enumerate(times_us) if step not in left_out)
-        traced["causes"] = without_profiler(traced["causes"], traced["profiled_us"], mean_us)
     memory_gb = [one.peak_memory_gb for one in recordings if one.peak_memory_gb is not None]
     measured = JobRun(
         step=summarise(times_us),
@@ -77,6 +73,8 @@ def fields_of(
         tokens_per_step=amounts["tokens_per_step"],
         **traced,
     )
+    if measured.profiled_us is not None and not output and recordings[0].device == "cuda":
+        measured.causes = without_profiler(measured.causes, measured.profiled_us, measured.mean_us)
     return {
         "measured": measured,
         "objective_us": measured.mean_us / measured.amount,
