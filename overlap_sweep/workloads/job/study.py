@@ -42,14 +42,13 @@ from overlap_sweep.workloads.job.rows import (
 from overlap_sweep.workloads.job.tables import ANSWERS, COMPARED, TABLE, findings
 
 ROUNDING: Mapping[bool, Mapping[str, float]] = {
-    False: {"gradients": 1e-4, "signed": 1e-4, "parameters": 1e-5, "loss": 1e-4},
-    True: {"gradients": 5e-2, "signed": 0.15, "parameters": 1e-3, "loss": 1e-2},
+    False: {"gradients": 1e-4, "signed": 1e-4, "plain": 3e-4, "parameters": 1e-5, "loss": 1e-4},
+    True: {"gradients": 5e-2, "signed": 0.15, "plain": 0.15, "parameters": 1e-3, "loss": 1e-2},
 }
 """Relative differences that sums in another order explain after FEW_STEPS, with 32 bits and (True) with 16; later as
 many times more as there were more steps. With 32 bits they are some hundred times what rounding does in one step; what
-is rounded to 16 bits on its way, or comes from other data, differs by more."""
-COHERENT = 3.0
-"""How many times more than a norm a plain sum may differ: errors that all elements share add up in it."""
+is rounded to 16 bits on its way, or comes from other data, differs by more. `signed` and `plain`: of sums of gradients,
+relative to their norm; errors that all elements share add up in a plain one."""
 FEW_STEPS = 5
 GARBAGE = 0.01
 """Share of the steps' time from which on it is said how much longer steps with a long garbage collection were."""
@@ -146,15 +145,15 @@ class JobStudy(Study[JobCase, JobRow]):
         at = f"after step {state.step}"
         if state.loss is not None:
             found[f"loss {at}"] = Seen(number_of(state.loss), rounding["loss"])
-        for name, norm, total in (
-            ("gradients", state.gradients_norm, state.gradients_sum),
-            ("parameters", state.parameters_norm, state.parameters_sum),
+        for name, norm, total, of_sum in (
+            ("gradients", state.gradients_norm, state.gradients_sum, "plain"),
+            ("parameters", state.parameters_norm, state.parameters_sum, "parameters"),
         ):
             if norm is not None and total is not None:
                 found[f"norm of {name} {at}"] = Seen(number_of(norm), rounding[name])
                 # What all ranks have alike adds up in the sum, and in the norm as the root of their number.
                 ratio = number_of(total) / (sqrt(config.job.ranks) * (number_of(norm) or 1.0))
-                found[f"sum over norm of {name} {at}"] = Seen(ratio, rounding[name] * COHERENT, scale=1.0)
+                found[f"sum over norm of {name} {at}"] = Seen(ratio, rounding[of_sum], scale=1.0)
         gradients_norm = number_of(state.gradients_norm or 1.0)
         for number, signed in enumerate(state.signed_sums, 1):
             # Only of the same sizes: with others, signs are those of other elements.

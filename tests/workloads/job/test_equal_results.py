@@ -13,6 +13,7 @@ import pytest
 from overlap_sweep import levers
 from overlap_sweep.config import AnalysisConfig
 from overlap_sweep.errors import PointFailed
+from overlap_sweep.recorder.recording import TrainingState
 from overlap_sweep.workloads import analyse
 from overlap_sweep.workloads.job.config import Job
 from overlap_sweep.workloads.job.output import printed_losses
@@ -120,6 +121,39 @@ def test_of_a_training_without_a_seed_nothing_is_said_but_that(tmp_path: Path) -
 
     assert {row.equality.verdict for row in answer.compared.rows} == {"unknown"}
     assert "its own runs differ" in answer.cautions[0]
+
+
+STATE = {
+    **{"step": 5, "is_short": True, "gradients_norm": 1.0, "gradients_sum": 0.26, "layout": "a"},
+    **{"signed_sums": [0.5, -0.8], "parameters_norm": 235.0, "parameters_sum": 18936.0},
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [
+        ({}, "equal"),
+        # As of nanoGPT with compiled blocks, and with other tokens, whose plain sum and norm are as near.
+        ({"gradients_sum": 0.19, "signed_sums": [0.52, -0.79]}, "rounding"),
+        ({"gradients_sum": 0.2601, "signed_sums": [-0.7, -0.8]}, "differs"),
+        ({"signed_sums": [0.5, "not finite"]}, "differs"),
+        # Of gradients of other sizes signs say nothing.
+        ({"signed_sums": [-0.7, 0.9], "layout": "b"}, "equal"),
+        # A plain sum is all there is of parameters.
+        ({"parameters_sum": 18936.0 + 235 * 0.0013}, "rounding"),
+        ({"parameters_sum": 18936.0 + 235 * 0.0015}, "differs"),
+    ],
+)
+def test_what_a_setting_computed_is_compared_number_by_number(
+    tmp_path: Path, changes: dict[str, Any], verdict: str
+) -> None:
+    for number, (chosen, state) in enumerate([({}, STATE), ({}, STATE), ({"ddp": {"no_sync": True}}, STATE | changes)]):
+        point = job_config(**{"job.ranks": 2, "job.levers": chosen, "repetition": number})
+        make_point("job", tmp_path, point, state=TrainingState(**state), started=f"2026-11-20T21:0{number}:00+00:00")
+
+    (answer,) = analyse(tmp_path, AnalysisConfig()).sections[0].answers
+
+    assert {row.equality.verdict for row in answer.compared.rows if row.options} == {verdict}
 
 
 @pytest.mark.parametrize(
