@@ -113,6 +113,7 @@ class StepRecorder:
         self._collected_s: list[float] = []
         self._profiled_from_s: float | None = None
         self._state: PendingState | None = None
+        self._has_looked = False
         self._ends_s: list[float] = []
         self._gave_up = False
         self._clock: GpuClock | None = None
@@ -177,11 +178,15 @@ class StepRecorder:
         self._has_begun = True
 
     def _skip(self, loss: torch.Tensor | float | None) -> None:
-        if self._ends < self._skipped or (uses_gpu() and is_capturing()):
+        # A step before times begin, unless only one is left out: ranks are not equally long at it, and would wait for
+        # one another in the first timed step. At the same step with levers that are decided later as without.
+        if self._ends < max(self._skipped - 1, 1) or (uses_gpu() and is_capturing()):
             return
-        if self._state is None:
-            # At the same step as without levers that are decided later.
+        if not self._has_looked:
+            self._has_looked = True
             self._look_at_state(loss)
+        if self._ends < self._skipped:
+            return
         if self._levers:
             if self._levers.is_undecided:
                 return

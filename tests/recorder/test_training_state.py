@@ -22,15 +22,13 @@ def states(directory: Path) -> TrainingState:
     return found
 
 
-def test_norms_and_sums_are_of_all_that_stepped_at_the_end_of_the_skipped_steps(
-    recorder: Recorded, tmp_path: Path
-) -> None:
+def test_norms_and_sums_are_of_all_that_stepped_a_step_before_times_begin(recorder: Recorded, tmp_path: Path) -> None:
     recorder(skip_steps=3)
     models = Model(), Model(torch.optim.AdamW)
     for step in range(8):
         for model in models:
             model.step()
-        if step == 2:
+        if step == 1:
             parameters = [one for model in models for one in model.layer.parameters()]
             flat = torch.cat([one.detach().flatten() for one in parameters]).double()
             gradients = torch.cat([one.grad.flatten() for one in parameters if one.grad is not None]).double()
@@ -39,7 +37,7 @@ def test_norms_and_sums_are_of_all_that_stepped_at_the_end_of_the_skipped_steps(
     assert found.parameters_sum == pytest.approx(float(flat.sum()))
     assert found.gradients_norm == pytest.approx(float(gradients.norm()))
     assert found.gradients_sum == pytest.approx(float(gradients.sum()))
-    assert (found.step, found.loss, found.is_short) == (3, None, False)
+    assert (found.step, found.loss, found.is_short) == (2, None, False)
 
 
 class LateLevers:
@@ -66,14 +64,16 @@ def test_levers_that_are_decided_later_delay_times_but_not_what_is_compared(reco
     model.steps(7)
     assert not made.is_over
     model.steps(1)
-    assert states(tmp_path).step == 2
+    assert states(tmp_path).step == 1
 
 
 @pytest.mark.parametrize("loss", [2.5, torch.tensor([2.0, 3.0], dtype=torch.bfloat16, requires_grad=True)])
-def test_the_loss_is_that_of_the_last_skipped_step(recorder: Recorded, tmp_path: Path, loss: Any) -> None:
-    made, model = recorder(skip_steps=2), Model()
+def test_the_loss_is_that_of_the_last_step_but_one_before_times_begin(
+    recorder: Recorded, tmp_path: Path, loss: Any
+) -> None:
+    made, model = recorder(skip_steps=3), Model()
     model.layer.bfloat16()
-    for step in range(7):
+    for step in range(8):
         model.optimizer.zero_grad()
         made.marked(loss if step == 1 else 7.0)
         model.optimizer.step()
@@ -89,7 +89,7 @@ def test_what_has_diverged_and_sparse_gradients_are_recorded(recorder: Recorded,
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
     for step in range(7):
         optimizer.zero_grad()
-        (layer(torch.tensor([1, 1])).sum() * (torch.inf if step == 1 else 1)).backward()
+        (layer(torch.tensor([1, 1])).sum() * (torch.inf if step == 0 else 1)).backward()
         optimizer.step()
     found = states(tmp_path)
     assert (found.gradients_norm, found.parameters_norm) == (NOT_FINITE, NOT_FINITE)
