@@ -6,7 +6,7 @@ from pathlib import Path
 
 from overlap_sweep.overlap.overlap_cfg import NONE_IN_WORDS
 from overlap_sweep.program import launch_program
-from overlap_sweep.report.numbers import as_duration, as_us
+from overlap_sweep.report.numbers import as_duration, as_us, counted
 from overlap_sweep.results.gain import NO_GAIN, Gain, gain_over, nothing_beat
 from overlap_sweep.results.records import (
     EQUIVALENT,
@@ -55,7 +55,7 @@ def _pass_lines(record: SearchRecord, known: Mapping[str, str]) -> Iterator[str]
         # The same for both passes of an operator.
         operator = search.model, search.tp_size, search.operator
         refused = {why: n for why, n in search.refused.items() if (operator, why) not in reported}
-        yield from (f"  Refused {n} times: {why}" for why, n in refused.items())
+        yield from (f"  Refused {_times(n)}: {why}" for why, n in refused.items())
         reported |= {(operator, why) for why in search.refused}
     dropped = {name: without_operator(name, why) for name, why in record.dropped.items() if known.get(name) != why}
     yield from (f"Dropped: {name}: {why}" for name, why in dropped.items())
@@ -82,7 +82,12 @@ def _headline(search: KnobSearch) -> str:
         return f"no answer: {search.dropped or search.stopped}"
     if not search.best:
         early = f" (stopped early: {search.stopped})" if search.stopped else ""
-        said = "undecided" if search.verdict == "undecided" else nothing_beat("the baseline", "keep it")
+        if search.settings <= 1:
+            said = "only the baseline was measured"
+        elif search.verdict == "undecided":
+            said = "undecided"
+        else:
+            said = nothing_beat("the baseline", "keep it")
         return f"{said} ({as_us(search.time_us)} us){early}"
     assert search.gain
     over_none = f", {search.over_none.in_words(NONE_IN_WORDS)}" if search.over_none else ""
@@ -99,6 +104,10 @@ def pasted(search: KnobSearch) -> str:
 def _command(overrides: Iterable[str], changed: Mapping[str, str]) -> str:
     given = {**dict(override.partition("=")[::2] for override in overrides), **changed}
     return shlex.join([*launch_program().split(), *(f"{key}={value}" for key, value in given.items())])
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def _final_lines(final: KnobFinal) -> Iterator[str]:
@@ -161,8 +170,9 @@ def _knob_search_lines(search: KnobSearch) -> Iterator[str]:
                 gains = _in_brief(one.alone), _in_brief(one.taken_away)
                 rows.append((one.key.removeprefix(LEVERS), one.baseline, one.value, *gains))
             yield from (f"  {line}" for line in _aligned(rows, texts=3))
-        combinations = f"of {search.grid} combinations of values"
-        yield f"  {search.settings} settings measured, {combinations}, in {search.points} points"
+        combinations = counted(search.grid, "combination")
+        points = counted(search.points, "point")
+        yield f"  {counted(search.settings, 'setting')} measured, of {combinations} of values, in {points}"
         if search.stopped:
             yield f"  Stopped early: {search.stopped}. Settings that were not measured may be faster."
     if search.disturbed:
@@ -176,7 +186,7 @@ def _knob_search_lines(search: KnobSearch) -> Iterator[str]:
     if search.host_bound:
         yield f"  {search.host_bound} of the points are launch-bound: the host is slower than the device."
     yield from (f"  {note}" for note in search.notes)
-    yield from (f"  Refused {count} times: {reason}" for reason, count in search.refused.items())
+    yield from (f"  Refused {_times(count)}: {reason}" for reason, count in search.refused.items())
     idle = [key for key, reason in search.left_out.items() if reason.endswith(EQUIVALENT)]
     if len(idle) > 1:
         names = ", ".join(key.rpartition(".")[2] for key in idle)
