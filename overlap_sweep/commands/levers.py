@@ -109,10 +109,7 @@ class Target:
 
     def mended_by(self, lever: Lever) -> list[str]:
         """Returns the causes that are found and that the lever can mend."""
-        own = (one for one in self.findings if one.cause in lever.causes)
-        there = (one for one in own if not (lever.roles and one.roles) or {*lever.roles} & {*one.roles})
-        shown = (one.cause for one in there if re.search(lever.evidence.get(one.cause, ""), _shown_by(one)))
-        return list(dict.fromkeys(shown))
+        return list(dict.fromkeys(one.cause for one in self.findings if lever.can_mend(one)))
 
 
 def levers(
@@ -253,11 +250,6 @@ def _gain_in_words(row: Row) -> str:
     is_bound = row["status"] == "bound"
     value = row["value"] or ("" if is_bound else row["change"].partition("=")[2])
     return f"{value}{': ' * bool(value)}{'<= ' * is_bound}{as_us(row['gain_us'])}"
-
-
-def _shown_by(finding: Finding) -> str:
-    """Returns what levers' `evidence` is searched for in."""
-    return f"{finding.collective}: {finding.evidence}"
 
 
 def _place(mends: str, causes: Sequence[str]) -> int:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from overlap_sweep.diagnosis import Role
+from overlap_sweep.diagnosis import Finding, Role
 from overlap_sweep.errors import UsageError, UserError, nearest
 from overlap_sweep.levers import programs
 from overlap_sweep.scopes import parts_of
@@ -123,6 +123,12 @@ class Lever(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     def is_in_process(self) -> bool:
         """Returns whether it is applied in the processes of the training, which say whether it could be."""
         return self.way in ("constructor", "call")
+
+    def can_mend(self, found: Finding) -> bool:
+        """Returns whether it can mend a finding, by its cause, what its collectives carry, and its evidence."""
+        carries = not (self.roles and found.roles) or bool({*self.roles} & {*found.roles})
+        shown = re.search(self.evidence.get(found.cause, ""), f"{found.collective}: {found.evidence}")
+        return found.cause in self.causes and carries and bool(shown)
 
     def mended_by(self, value: Value) -> list[str]:
         """Returns the causes that a value can mend."""

@@ -137,9 +137,13 @@ def blocks_to_compile(_: object = None) -> list[nn.Module]:
         raise NotApplicable(
             "this training has no modules of one class repeated in a ModuleList, ModuleDict or Sequential"
         )
-    if live(OptimizedModule) or any(getattr(block, "_compiled_call_impl", None) for block in blocks):
+    if live(OptimizedModule) or any(
+        getattr(one, "_compiled_call_impl", None) for one in (*blocks, *map(_inner, blocks))
+    ):
         raise NotApplicable("the script compiles its model itself")
-    if own := next((type(one) for one in blocks if type(one).forward.__module__.startswith("torch.nn.")), None):
+    if own := next(
+        (one for one in map(_written_class, blocks) if one.forward.__module__.startswith("torch.nn.")), None
+    ):
         # Seen with 2.13: it captures no graph of a module whose forward is torch's own code.
         raise NotApplicable(
             f"the repeated blocks are {own.__name__}, whose forward is torch's own, with which compile() does nothing"
@@ -155,11 +159,26 @@ def repeated_blocks(modules: list[nn.Module]) -> list[nn.Module]:
     containers = []
     for one in modules:
         blocks = [*one.children()] if isinstance(one, nn.ModuleList | nn.ModuleDict | nn.Sequential) else []
-        if len(blocks) > 1 and len({*map(type, blocks)}) == 1 and all(_is_trained_block(block) for block in blocks):
+        if len(blocks) > 1 and len({*map(_written_class, blocks)}) == 1 and all(map(_is_trained_block, blocks)):
             containers.append(one)
     inner = {module for one in containers for module in one.modules() if module is not one}
     found = {block: None for one in containers if one not in inner for block in one.children()}
     return [*found]
+
+
+def _inner(block: nn.Module) -> nn.Module:
+    """Returns the module of which a checkpoint_wrapper keeps no activations; any other itself."""
+    inner: nn.Module = getattr(block, "_checkpoint_wrapped_module", block)
+    return inner
+
+
+def _written_class(block: nn.Module) -> type[nn.Module]:
+    """Returns the class that the script has made a block of: FSDP2 gives its modules classes of their own, and of equal
+    blocks perhaps only each second one is wrapped."""
+    from torch.distributed.fsdp import FSDPModule
+
+    own = type(_inner(block))
+    return next(one for one in own.__bases__ if one is not FSDPModule) if issubclass(own, FSDPModule) else own
 
 
 def _is_trained_block(block: nn.Module) -> bool:

@@ -20,6 +20,7 @@ from overlap_sweep.results.records import Expected
 from overlap_sweep.workloads.job.result import JobRun
 
 if TYPE_CHECKING:
+    from overlap_sweep.diagnosis import Finding
     from overlap_sweep.predict.predictions import Prediction
 
 Allowed = Literal["exact", "rounding", "training"]
@@ -83,6 +84,8 @@ class Recorded:
     training: Training
     shares: Mapping[str, float] = field(default_factory=dict)
     """What fixing each cause could gain at most, as a share of the step; of causes that were found."""
+    findings: Sequence[Finding] = ()
+    """Of the diagnosis of each recording; none if only the shares are known."""
     advice: str = ""
     """What the diagnosis advises, which names arguments."""
     predict: Callable[[Sequence[str]], Sequence[Prediction]] = lambda changes: ()
@@ -104,6 +107,16 @@ class Recorded:
     inspected: Mapping[tuple[str, object], str] = field(default_factory=dict)
     """By lever and value why a value changes nothing in its processes; empty if it does (`levers.status.inspected`)."""
 
+    def shares_for(self, lever: Lever) -> dict[str, float]:
+        """Returns the shares of the causes that a lever can mend, of each at most what the findings cost whose evidence
+        and collectives it is for."""
+        own = {cause: share for cause, share in self.shares.items() if cause in lever.causes}
+        if not self.findings:
+            return own
+        mended = [one for one in self.findings if lever.can_mend(one)]
+        most = {cause: max((one.share for one in mended if one.cause == cause), default=0.0) for cause in own}
+        return {cause: min(share, most[cause]) for cause, share in own.items() if most[cause]}
+
 
 class LeftOut(NamedTuple):
     """Why levers are left out, by their names, and values, by NAME=VALUE."""
@@ -117,6 +130,9 @@ class LeftOut(NamedTuple):
 def candidates(recorded: Recorded, chosen: Mapping[str, Lever]) -> tuple[list[Candidate], LeftOut]:
     """Returns the values of levers that may change the training, what is expected to gain most first, and why others
     are left out."""
+    # Imported here, because numpy is only needed to read traces.
+    from overlap_sweep.predict.named import singles
+
     not_here = {name: reason for name, lever in chosen.items() if (reason := _not_here(name, lever, recorded, chosen))}
     possible = [
         (name, value)
@@ -132,12 +148,13 @@ def candidates(recorded: Recorded, chosen: Mapping[str, Lever]) -> tuple[list[Ca
     values = {one: predicted_as(one[0], chosen[one[0]], one[1]) for one in possible if one not in useless}
     changes = [change for change in dict.fromkeys(change for change, _ in values.values()) if change]
     told = _pooled(recorded.predict(changes) if changes else ())
-    of_host = {change for (name, _), (change, is_bound) in values.items() if is_bound and _is_of_host(chosen[name])}
-    shares = {**recorded.shares}
-    if OF_HOST in shares:
-        # What the host does for one lever, such as to load data, the others cannot spare it.
-        known_parts = sum(told[change].gain for change in of_host if change in told)
-        shares[OF_HOST] = max(0.0, shares[OF_HOST] - known_parts)
+    parts_of_host = {
+        change
+        for (name, _), (change, is_bound) in values.items()
+        if is_bound and _is_of_host(chosen[name]) and len(singles(change)) == 1
+    }
+    # What the host does for one lever, such as to load data, the others cannot spare it.
+    known_parts = sum(told[change].gain for change in parts_of_host if change in told)
     found = []
     for (name, value), (change, is_bound) in values.items():
         lever, known = chosen[name], told.get(change)
@@ -153,6 +170,9 @@ def candidates(recorded: Recorded, chosen: Mapping[str, Lever]) -> tuple[list[Ca
             continue
         purpose = next((one for one in recorded.purposes if is_of_groups(lever) and one.is_meant(value)), None)
         of_collective = (own for one, own in recorded.collectives.items() if lever.is_for(one, value))
+        shares = recorded.shares_for(lever)
+        if OF_HOST in shares:
+            shares[OF_HOST] = max(0.0, shares[OF_HOST] - known_parts)
         own = purpose.shares if purpose else next(of_collective, shares)
         expected = _expected(lever, value, known, own, is_bound)
         if lever.collects and recorded.collecting:
@@ -200,7 +220,7 @@ def _not_here(name: str, lever: Lever, recorded: Recorded, chosen: Mapping[str, 
         if share < WORTH:
             return f"collecting garbage takes {share:.1%} of a step"
     is_known = any(inspected == name for inspected, _ in recorded.inspected)
-    if not _is_called_for(lever, recorded) and not (is_known and _is_of_host(lever)):
+    if not _is_called_for(lever, recorded) and not lever.at_most and not (is_known and _is_of_host(lever)):
         return f"it mends {', '.join(lever.causes)}, which the recording does not show"
     return ""
 
@@ -213,7 +233,7 @@ def _above_cores(lever: Lever, value: Value, cores: int | None) -> str:
 
 
 def _is_called_for(lever: Lever, recorded: Recorded) -> bool:
-    return not lever.causes or bool(recorded.shares.keys() & {*lever.causes})
+    return not lever.causes or bool(recorded.shares_for(lever))
 
 
 def _is_of_host(lever: Lever) -> bool:
@@ -263,9 +283,9 @@ def as_timed(one: Prediction, run: JobRun) -> Prediction:
     """Returns a prediction of a recording as it is for its run's timed steps: what a host spares that the profiler has
     made late is less by what the profiled steps take longer."""
     # Imported here, because numpy is only needed to read traces.
-    from overlap_sweep.predict.named import mends
+    from overlap_sweep.predict.named import mends, singles
 
-    if one.gain_us is None or not mends(one.change, OF_HOST) or run.timed_by != "gpu":
+    if one.gain_us is None or run.timed_by != "gpu" or not any(mends(each, OF_HOST) for each in singles(one.change)):
         return one
     slower_us = max((run.profiled_us or 0.0) - run.mean_us, 0.0)
     low_us, gain_us, high_us = (

@@ -116,6 +116,7 @@ def tried_in(traces: Sequence[Path], nodes: int = 1) -> list[Candidate]:
     recorded = Recorded(
         Training(facts.libraries if facts else frozenset()),
         shares,
+        findings,
         predict=predict,
         collectives=shares_by_collective(findings),
         nccl_version=facts.nccl_version if facts else "",

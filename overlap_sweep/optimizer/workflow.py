@@ -159,18 +159,21 @@ def _recorded(directory: Path, first: Sequence[Result]) -> Recorded:
 
     groups = facts[0].groups.values() if facts else ()
     tp_size = max((group.size or 1 for group in groups if group.about == tuned_file.GROUP), default=1)
-    findings = [finding for one in diagnose(recordings[0]) for finding in one.findings] if on_gpu else []
+    findings = [[finding for one in diagnose(traces) for finding in one.findings] for traces in recordings]
+    # Those of NCCL, whose process groups are alike in all runs.
+    of_groups = findings[0] if on_gpu else []
     # Those of other machines are unknown here.
     cores = None if elsewhere() else max(1, len(os.sched_getaffinity(0)) // point.ranks_per_node)
     return Recorded(
         training,
         shares,
+        [*chain.from_iterable(findings)],
         advice=" ".join(one.advice for one in causes),
         predict=predict,
         environment=environment,
         tp_size=tp_size,
-        purposes=purposes_of(facts, findings),
-        collectives=shares_by_collective(findings),
+        purposes=purposes_of(facts, of_groups),
+        collectives=shares_by_collective(of_groups),
         nccl_version=facts[0].nccl_version if facts else "",
         nodes=point.nodes,
         cores=cores,

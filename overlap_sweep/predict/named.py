@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from overlap_sweep.errors import UsageError, nearest
-from overlap_sweep.predict.changes import blocks, gathers, hosts, reductions, resources, scale
+from overlap_sweep.predict.changes import blocks, computation, gathers, hosts, reductions, resources, scale
 from overlap_sweep.predict.graph import CannotTell, Node, StepGraph
 from overlap_sweep.scopes import parts_of, value_for
 
@@ -115,6 +115,12 @@ CHANGES = {
         mends=("host_bound",),
     ),
     "loader.ready": Change(_Flag(hosts.ready_batches, "true"), ["true"], of_host=True),
+    "kernels.fused": Change(
+        _Flag(computation.fused, "true"),
+        ["true"],
+        is_bound=True,
+        note="A compiler fuses PyTorch's own kernels into fewer, which take some of that time.",
+    ),
     "optimizer.step": Change(
         _Flag(hosts.without_optimizer, "none"),
         [],

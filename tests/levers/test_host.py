@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import BackwardPrefetch
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.fsdp import BackwardPrefetch, FSDPModule
 
 from overlap_sweep.levers import host
 from overlap_sweep.levers.fsdp import backward_prefetch_of_fsdp1
@@ -79,6 +80,16 @@ def test_blocks_are_those_of_the_outermost_container(layers: nn.Module) -> None:
     modules = [*layers.modules(), *frozen.modules(), *nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1)).modules()]
 
     assert host.repeated_blocks(modules) == [*layers.children()]
+
+
+def test_blocks_of_which_some_are_wrapped_or_sharded_are_blocks_of_one_class() -> None:
+    blocks = [Layer(), checkpoint_wrapper(Layer()), Layer()]
+    # As fully_shard does.
+    blocks[0].__class__ = type("FSDPLayer", (FSDPModule, Layer), {})
+    layers = nn.ModuleList(blocks)
+
+    assert host.repeated_blocks([*layers.modules()]) == blocks
+    assert host.repeated_blocks([*nn.ModuleList([*blocks, checkpoint_wrapper(nn.Linear(1, 1))]).modules()]) != blocks
 
 
 class Named(nn.Sequential):

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from overlap_sweep.diagnosis import Finding
 from overlap_sweep.errors import UsageError
 from overlap_sweep.levers import named
 from overlap_sweep.levers.training import Training
@@ -59,6 +60,7 @@ def found(
     nccl_version: str = "2.28.9",
     nodes: int = 1,
     collecting: Collecting | None = None,
+    findings: Sequence[Finding] = (),
 ) -> tuple[dict[str, Candidate], dict[str, str]]:
     def predict(changes: Sequence[str]) -> list[Prediction]:
         return [
@@ -73,6 +75,7 @@ def found(
     recorded = Recorded(
         training,
         known,
+        findings,
         advice,
         predict,
         environment or {},
@@ -136,6 +139,41 @@ def test_what_gains_at_least_as_much_is_a_bound() -> None:
     one = tried["loader.num_workers=1"].expected
     assert one
     assert (one.is_predicted, one.high, one.why) == (False, pytest.approx(0.45), "loader.ready=true")
+
+
+def straggling(evidence: str, share: float) -> Finding:
+    return Finding(
+        cause="straggler",
+        lost_us=100 * share,
+        share=share,
+        rank=1,
+        process_group="",
+        collective="all_reduce",
+        where="",
+        evidence=evidence,
+    )
+
+
+def test_a_lever_needs_a_finding_whose_evidence_is_what_it_mends() -> None:
+    training = Training(libraries={"nccl"})
+    late = straggling("is idle for 9 us more, since its host launches late", 0.4)
+    wanted = ("allocator.expandable_segments",)
+    _, left_out = found(*wanted, training=training, shares={"straggler": 0.4}, findings=[late])
+    assert left_out == {wanted[0]: "it mends host_sync, straggler, which the recording does not show"}
+
+    allocates = straggling("is idle for 9 us more in cudaMalloc", 0.1)
+    tried, _ = found(*wanted, training=training, shares={"straggler": 0.4}, findings=[late, allocates])
+    assert tried["allocator.expandable_segments=true"].in_words == "+3.8%, at most 10.0% (straggler)"
+
+
+def test_compiling_is_tried_where_kernels_can_be_fused_though_no_cause_calls_for_it() -> None:
+    words = ["torchrun", "-m", "torchtitan.train"]
+    change = "kernels.fused=true+host.launch=graph"
+    training = Training(libraries={"nccl"}, words=words)
+    tried, _ = found("torchtitan.compile", training=training, shares={}, times_us={change: 80.0}, status="bound")
+    assert tried["torchtitan.compile=true"].in_words == f"+7.6%, at most 25.0% ({change})"
+    _, left_out = found("torchtitan.compile", training=training, shares={}, times_us={change: 99.5}, status="bound")
+    assert left_out == {"torchtitan.compile": "no cause calls for it, and it could gain 0.5% of a step at most"}
 
 
 def test_what_is_predicted_to_change_nothing_is_not_tried() -> None:

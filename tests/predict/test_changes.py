@@ -13,6 +13,7 @@ from benchmarks.predictions_table import DATA, graph_of, unpacked
 from overlap_sweep.diagnosis.collectives import Group
 from overlap_sweep.predict.calibration import Calibration, Rates, RateSeen, SlowdownSeen, calibrations, fitted
 from overlap_sweep.predict.changes.blocks import kernels_of, with_blocks
+from overlap_sweep.predict.changes.computation import fused
 from overlap_sweep.predict.changes.scale import FLOOR_NS, USUAL, larger_batch, more_ranks
 from overlap_sweep.predict.graph import CannotTell, Node, StepGraph
 from overlap_sweep.predict.predictions import Prediction, predict
@@ -180,6 +181,29 @@ def test_on_a_slower_link_blocks_do_less(of_block: float, share: float) -> None:
 @pytest.mark.end_to_end
 def test_the_calibration_is_what_the_recordings_show(folder: Path) -> None:
     assert calibrations() == [calibration(folder)]
+
+
+def test_a_compiler_fuses_pytorchs_own_kernels_of_the_passes_alone() -> None:
+    made = graph(training(), training()).copy()
+    for node in made.nodes:
+        if node.kind == "compute" and node.pass_ != "bwd":
+            node.name, node.is_gemm = "void at::native::vectorized_elementwise_kernel<4, Gelu>(int)", False
+    before_us = replayed_us(made)
+    forward_us = sum(node.duration_ns for node in made.nodes if node.rank == 0 and node.pass_ == "fwd") / 1000
+
+    fused(made)
+
+    assert before_us - replayed_us(made) == pytest.approx(forward_us / len(made.steps))
+    assert not any(node.duration_ns for node in made.nodes if node.pass_ == "fwd")
+
+
+def test_what_a_compiler_gains_at_most_is_a_bound_that_needs_pytorchs_kernels(folder: Path) -> None:
+    (gemms,) = predict(graph(training(), training()), ["kernels.fused=true"])
+    assert gemms.reason.startswith("No kernel of PyTorch's own")
+    change = "kernels.fused=true+host.launch=graph"
+    (found,) = predict(recorded(folder, "causes/h200x2", "tp_sequence_parallel"), [change])
+    assert (found.status, found.gain_low_us) == ("bound", 0.0)
+    assert 0 < (found.gain_us or 0.0) < found.step_us
 
 
 def test_computation_grows_with_the_batch_and_nothing_else() -> None:
