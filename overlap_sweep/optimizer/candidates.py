@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -147,7 +146,9 @@ def candidates(recorded: Recorded, chosen: Mapping[str, Lever]) -> tuple[list[Ca
     }
     values = {one: predicted_as(one[0], chosen[one[0]], one[1]) for one in possible if one not in useless}
     changes = [change for change in dict.fromkeys(change for change, _ in values.values()) if change]
-    told = _pooled(recorded.predict(changes) if changes else ())
+    predictions = recorded.predict(changes) if changes else ()
+    told = _pooled(predictions)
+    untold = {one.change: one.reason for one in predictions if one.change not in told}
     parts_of_host = {
         change
         for (name, _), (change, is_bound) in values.items()
@@ -164,9 +165,13 @@ def candidates(recorded: Recorded, chosen: Mapping[str, Lever]) -> tuple[list[Ca
         if known and known.gain == 0:
             useless[name, value] = "it is predicted to change nothing"
             continue
-        most = known.gain if known else 0.0 if lever.at_most else math.inf
-        if most < WORTH and not _is_called_for(lever, recorded):
-            useless[name, value] = f"no cause calls for it, and it could gain {most:.1%} of a step at most"
+        if known and known.gain < WORTH and not _is_called_for(lever, recorded):
+            useless[name, value] = f"no cause calls for it, and it could gain {known.gain:.1%} of a step at most"
+            continue
+        # What the host does not do, such as to wait for data, it cannot be spared.
+        not_done = untold.get(change, "") if change in parts_of_host else ""
+        if not known and (reason := not_done or _uncalled(name, lever, recorded)):
+            useless[name, value] = reason.removesuffix(".")
             continue
         purpose = next((one for one in recorded.purposes if is_of_groups(lever) and one.is_meant(value)), None)
         of_collective = (own for one, own in recorded.collectives.items() if lever.is_for(one, value))
@@ -219,10 +224,17 @@ def _not_here(name: str, lever: Lever, recorded: Recorded, chosen: Mapping[str, 
             )
         if share < WORTH:
             return f"collecting garbage takes {share:.1%} of a step"
+    # Of what has a bound that is looked at first.
+    return "" if lever.at_most else _uncalled(name, lever, recorded)
+
+
+def _uncalled(name: str, lever: Lever, recorded: Recorded) -> str:
+    """Returns that nothing calls for a lever; empty if a cause does, or if it spares the host work and is known to
+    apply."""
     is_known = any(inspected == name for inspected, _ in recorded.inspected)
-    if not _is_called_for(lever, recorded) and not lever.at_most and not (is_known and _is_of_host(lever)):
-        return f"it mends {', '.join(lever.causes)}, which the recording does not show"
-    return ""
+    if _is_called_for(lever, recorded) or (is_known and _is_of_host(lever)):
+        return ""
+    return f"it mends {', '.join(lever.causes)}, which the recording does not show"
 
 
 def _above_cores(lever: Lever, value: Value, cores: int | None) -> str:
