@@ -100,6 +100,8 @@ class Node(msgspec.Struct):
     """Whether it is a wait of the host as programs do to take times."""
     optimizes: bool = False
     """Whether it is launched in the step of an optimizer of torch, or the launch of what is."""
+    recomputes: bool = False
+    """Whether it is forward computation within the backward pass."""
     loading_ns: float = 0.0
     """Part of the delay of a launch, or of computation on a CPU, in which the host waited for the next batch."""
     leeway: tuple[float, float] = (1.0, 1.0)
@@ -242,6 +244,7 @@ def _add_rank(
             node.work, node.is_gemm = item.work, bool(facts.work.is_gemm[item.work])
             node.pass_ = _PASSES.get(int(facts.work.pass_[item.work]), "other")
             node.name = facts.names[int(facts.work.signature[item.work])]
+            node.recomputes = int(facts.work.pass_[item.work]) == RECOMPUTE
             node.optimizes = bool(optimizing[item.work])
             if last_host != NEVER:
                 nodes[last_host].optimizes = node.optimizes

@@ -115,6 +115,11 @@ CHANGES = {
         mends=("host_bound",),
     ),
     "loader.ready": Change(_Flag(hosts.ready_batches, "true"), ["true"], of_host=True),
+    "activations.recompute": Change(
+        _Flag(computation.kept, "false"),
+        ["false"],
+        note="It takes the memory of what the forward pass then keeps.",
+    ),
     "kernels.fused": Change(
         _Flag(computation.fused, "true"),
         ["true"],

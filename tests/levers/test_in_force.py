@@ -10,7 +10,9 @@ from textwrap import indent
 import pytest
 
 from overlap_sweep.levers import Value, levers
+from overlap_sweep.predict.runs import predictions_of
 from tests.levers.runs import TRAINING, Ran, run
+from tests.recorder.trainings import recording
 
 DDP: dict[str, Value] = {
     "ddp.bucket_cap_mb": 2,
@@ -103,6 +105,31 @@ def test_a_step_that_ends_twice_is_one(lines: dict[str, str], tmp_path: Path) ->
     ran = run(tmp_path / "run", script, "ddp", levers={"ddp.no_sync": True}, ranks=1)
 
     assert (ran.applied, ran.skipped) == ({"ddp.no_sync"}, {})
+
+
+@pytest.mark.end_to_end
+def test_what_was_computed_again_is_kept_and_computes_the_same(tmp_path: Path) -> None:
+    script = """
+import torch
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+torch.manual_seed(0)
+blocks = [torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU()) for _ in range(4)]
+model = torch.nn.Sequential(*map(checkpoint_wrapper, blocks))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(13):
+    optimizer.zero_grad()
+    model(torch.randn(8, 64)).square().mean().backward()
+    optimizer.step()
+"""
+    run(tmp_path / "plain", script, ranks=1)
+    kept = run(tmp_path / "kept", script, levers={"activations.recompute": False}, ranks=1)
+
+    assert (kept.applied, kept.skipped) == ({"activations.recompute"}, {})
+    assert recording(tmp_path / "kept").state == recording(tmp_path / "plain").state
+    (change,) = predictions_of([*(tmp_path / "plain").glob("trace_rank*")], ["activations.recompute=false"])
+    assert change.status == "predicted"
+    (change,) = predictions_of([*(tmp_path / "kept").glob("trace_rank*")], ["activations.recompute=false"])
+    assert change.reason == "The backward pass computes nothing again."
 
 
 @pytest.mark.end_to_end

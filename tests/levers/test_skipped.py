@@ -127,6 +127,7 @@ NO_FSDP1 = "this training has made no FullyShardedDataParallel"
 NO_UNITS = "this training has no units of FSDP2 (fully_shard) below its root"
 NO_BLOCKS = "this training has no modules of one class repeated in a ModuleList, ModuleDict or Sequential"
 NO_WORKERS = "no DataLoader has workers; give job.levers.loader.num_workers, too"
+NOTHING_AGAIN = "a step of this training computes nothing again by torch.utils.checkpoint"
 NO_GROUP = "this training has made no init_process_group or new_group or split_group"
 
 BARE_SKIPPED = {
@@ -142,6 +143,7 @@ BARE_SKIPPED = {
     "host.non_blocking": "copies to a GPU need one",
     "host.collect_every": "the script has disabled garbage collection itself",
     "host.compile_blocks": NO_BLOCKS,
+    "activations.recompute": NOTHING_AGAIN,
     "optimizer.fused": "the script gives the optimizer foreach=True, which excludes fused=True",
 }
 
@@ -188,6 +190,7 @@ def test_what_the_script_sets_itself(tmp_path: Path) -> None:
         "loader.num_workers": given("DataLoader num_workers=2"),
         "loader.prefetch_factor": given("DataLoader prefetch_factor=3"),
         "host.compile_blocks": called("compile"),
+        "activations.recompute": NOTHING_AGAIN,
         "optimizer.fused": given("AdamW fused=False"),
     }
 

@@ -13,7 +13,7 @@ from benchmarks.predictions_table import DATA, graph_of, unpacked
 from overlap_sweep.diagnosis.collectives import Group
 from overlap_sweep.predict.calibration import Calibration, Rates, RateSeen, SlowdownSeen, calibrations, fitted
 from overlap_sweep.predict.changes.blocks import kernels_of, with_blocks
-from overlap_sweep.predict.changes.computation import fused
+from overlap_sweep.predict.changes.computation import fused, kept
 from overlap_sweep.predict.changes.scale import FLOOR_NS, USUAL, larger_batch, more_ranks
 from overlap_sweep.predict.graph import CannotTell, Node, StepGraph
 from overlap_sweep.predict.predictions import Prediction, predict
@@ -195,6 +195,21 @@ def test_a_compiler_fuses_pytorchs_own_kernels_of_the_passes_alone() -> None:
 
     assert before_us - replayed_us(made) == pytest.approx(forward_us / len(made.steps))
     assert not any(node.duration_ns for node in made.nodes if node.pass_ == "fwd")
+
+
+def test_what_is_computed_again_can_be_kept() -> None:
+    made = graph(training(), training()).copy()
+    with pytest.raises(CannotTell, match="computes nothing again"):
+        kept(made)
+    again = [node for node in made.nodes if node.kind == "compute" and node.pass_ == "bwd"][::2]
+    for node in again:
+        node.recomputes = True
+    before_us = replayed_us(made)
+
+    kept(made)
+
+    assert replayed_us(made) < before_us
+    assert not any(node.duration_ns for node in again)
 
 
 def test_what_a_compiler_gains_at_most_is_a_bound_that_needs_pytorchs_kernels(folder: Path) -> None:

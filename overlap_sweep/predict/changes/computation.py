@@ -5,11 +5,19 @@ from __future__ import annotations
 import re
 
 from overlap_sweep.predict.changes.removal import remove
-from overlap_sweep.predict.graph import Node, StepGraph
+from overlap_sweep.predict.graph import CannotTell, Node, StepGraph
 from overlap_sweep.trace.kernel_classes import Category, KernelClass, classify
 
 _OF_FSDP = re.compile(r"split_with_sizes|chunk_cat")
 """Copies between parameters and what FSDP2 communicates."""
+
+
+def kept(graph: StepGraph) -> None:
+    """The backward pass computes nothing again; what it communicates again for that stays."""
+    again = [place for place, node in enumerate(graph.nodes) if node.recomputes]
+    if not again:
+        raise CannotTell("The backward pass computes nothing again.")
+    remove(graph, dict.fromkeys(again, ()))
 
 
 def fused(graph: StepGraph) -> None:
