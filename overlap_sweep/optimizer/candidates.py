@@ -166,7 +166,8 @@ def candidates(recorded: Recorded, chosen: Mapping[str, Lever]) -> tuple[list[Ca
             useless[name, value] = "it is predicted to change nothing"
             continue
         if known and known.gain < WORTH and not _is_called_for(lever, recorded):
-            useless[name, value] = f"no cause calls for it, and it could gain {known.gain:.1%} of a step at most"
+            most = max(known.gain, 0.0)
+            useless[name, value] = f"no cause calls for it, and it could gain {most:.1%} of a step at most"
             continue
         # What the host does not do, such as to wait for data, it cannot be spared.
         not_done = untold.get(change, "") if change in parts_of_host else ""

@@ -88,6 +88,9 @@ class StepRecorder:
     def __init__(self, wanted: Wanted) -> None:
         self._wanted = wanted
         self._skipped = max(wanted.skip_steps, 1)
+        # A step before times begin, since ranks are not equally long at it and would wait for one another in the first
+        # timed step; but not before the second, from which on levers are in force. The same whatever the levers.
+        self._looks_at = min(max(self._skipped - 1, 2), self._skipped)
         self._rank: tuple[int, int] | None = None
         self._levers = levers.install()
         self.forget()
@@ -178,9 +181,7 @@ class StepRecorder:
         self._has_begun = True
 
     def _skip(self, loss: torch.Tensor | float | None) -> None:
-        # A step before times begin, unless only one is left out: ranks are not equally long at it, and would wait for
-        # one another in the first timed step. At the same step with levers that are decided later as without.
-        if self._ends < max(self._skipped - 1, 1) or (uses_gpu() and is_capturing()):
+        if self._ends < self._looks_at or (uses_gpu() and is_capturing()):
             return
         if not self._has_looked:
             self._has_looked = True

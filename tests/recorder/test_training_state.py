@@ -57,6 +57,15 @@ class LateLevers:
         assert self.left == 0
 
 
+@pytest.mark.parametrize(("skip_steps", "step"), [(0, 1), (1, 1), (2, 2), (3, 2), (6, 5)])
+def test_they_are_taken_when_levers_are_in_force_if_possible_a_step_before_times_begin(
+    recorder: Recorded, tmp_path: Path, skip_steps: int, step: int
+) -> None:
+    recorder(skip_steps=skip_steps)
+    Model().steps(max(skip_steps, 1) + 4)
+    assert states(tmp_path).step == step
+
+
 def test_levers_that_are_decided_later_delay_times_but_not_what_is_compared(recorder: Recorded, tmp_path: Path) -> None:
     made = recorder(skip_steps=2)
     made._levers = LateLevers(4)  # type: ignore[assignment]
@@ -64,7 +73,7 @@ def test_levers_that_are_decided_later_delay_times_but_not_what_is_compared(reco
     model.steps(7)
     assert not made.is_over
     model.steps(1)
-    assert states(tmp_path).step == 1
+    assert states(tmp_path).step == 2
 
 
 @pytest.mark.parametrize("loss", [2.5, torch.tensor([2.0, 3.0], dtype=torch.bfloat16, requires_grad=True)])
@@ -89,7 +98,7 @@ def test_what_has_diverged_and_sparse_gradients_are_recorded(recorder: Recorded,
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
     for step in range(7):
         optimizer.zero_grad()
-        (layer(torch.tensor([1, 1])).sum() * (torch.inf if step == 0 else 1)).backward()
+        (layer(torch.tensor([1, 1])).sum() * (torch.inf if step == 1 else 1)).backward()
         optimizer.step()
     found = states(tmp_path)
     assert (found.gradients_norm, found.parameters_norm) == (NOT_FINITE, NOT_FINITE)
