@@ -18,13 +18,14 @@ _SHELLS = ("bash", "sh", "dash", "zsh", "ksh")
 _TEXT_FOLLOWS = re.compile(r"-[A-Za-z]*c[A-Za-z]*")
 _TAKES_VALUE = re.compile(r"[-+][A-Za-z]*[oO]|--rcfile|--init-file")
 _SPACE = r"(?:[ \t]|\\\n)"
+_PLAIN = r"""(?:[^\s'"\\$`;&|<>()]|'[^']*'|"(?:[^"\\$`]|\\.)*"|\\[^\n])"""
+"""A part of a word. What a shell would replace, such as `$ARGS`, may stand for any options."""
 _PART = re.compile(
-    rf"""(?P<redirect>(?:\d*(?:>>|>&|<&|>\||>|<)|&>>?){_SPACE}*)?
-    (?P<word>(?!\#)(?:[^\s'"\\$`;&|<>()]|'[^']*'|"(?:[^"\\$`]|\\.)*"|\\[^\n])+)
-    (?:{_SPACE}+|\Z|(?=[<>]|&>))""",
-    re.VERBOSE,
+    rf"(?P<redirect>(?:\d*(?:>>|>&|<&|>\||>|<)|&>>?){_SPACE}*)?(?P<word>(?!\#){_PLAIN}+)(?:{_SPACE}+|\Z|(?=[<>]|&>))"
 )
-"""A word, or a redirection with its file. What a shell would replace, such as `$ARGS`, may stand for any options."""
+"""A word, or a redirection with its file."""
+_EXPORTS = re.compile(rf"(?:export(?:{_SPACE}+[A-Za-z_]\w*={_PLAIN}*)+{_SPACE}*(?:;|&&|\n)\s*)*")
+"""Commands in front that only set variables."""
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 _ITS_PARTS = "its folder as job.directory and its variables in job.env"
 _PASSES_WORDS = re.compile(r"\$[@*]|\$\{[@*]")
@@ -40,10 +41,11 @@ class _Word(str):
 
 @dataclass(frozen=True)
 class _Simple:
-    """A shell's text that is one simple command."""
+    """A shell's text that is one simple command, perhaps after such as export variables."""
 
     at: int
     """Place of the text among the words of the whole command."""
+    exports: str
     assignments: list[str]
     words: list[_Word]
     redirections: list[str]
@@ -51,7 +53,7 @@ class _Simple:
     def text(self, words: Iterable[str]) -> str:
         """Returns the text with these words in place of its own, which stay as they were typed."""
         typed = (word.typed if isinstance(word, _Word) else shlex.quote(word) for word in words)
-        return " ".join([*self.assignments, *typed, *self.redirections])
+        return self.exports + " ".join([*self.assignments, *typed, *self.redirections])
 
 
 def program_words(words: Sequence[str]) -> Sequence[str]:
@@ -147,8 +149,9 @@ def _simple(words: Sequence[str]) -> _Simple | None:
     place = _operand(words)
     if not place or not place[1] or _not_simple(words[place[0]]):
         return None
-    found = _Simple(place[0], [], [], [])
-    for part in _PART.finditer(_stripped(words[place[0]])):
+    exports, command = _parted(words[place[0]])
+    found = _Simple(place[0], exports, [], [], [])
+    for part in _PART.finditer(command):
         typed = part["word"]
         if part["redirect"]:
             found.redirections.append(part["redirect"] + typed)
@@ -163,7 +166,7 @@ def _simple(words: Sequence[str]) -> _Simple | None:
 
 def _not_simple(text: str) -> str:
     """Returns the first word of a shell's text that makes it more than a simple command; empty if it is one."""
-    rest = _stripped(text)
+    rest = _parted(text)[1]
     while rest:
         if not (part := _PART.match(rest)):
             first = rest.split(maxsplit=1)[0]
@@ -172,5 +175,9 @@ def _not_simple(text: str) -> str:
     return ""
 
 
-def _stripped(text: str) -> str:
-    return re.sub(r"\A(?:\s|\\\n)+|(?:\s|\\\n)+\Z", "", text)
+def _parted(text: str) -> tuple[str, str]:
+    """Returns the exports at the beginning of a shell's text, and what follows them."""
+    stripped = re.sub(r"\A(?:\s|\\\n)+|(?:\s|\\\n)+\Z", "", text)
+    exports = _EXPORTS.match(stripped)
+    assert exports
+    return stripped[: exports.end()], stripped[exports.end() :]

@@ -38,6 +38,7 @@ TEXTS = {"ds.yaml": "distributed_type: DEEPSPEED\nnum_machines: 1\nnum_processes
         ("conda run -n 3 torchrun --nproc-per-node=2 train.py", 2),
         ("nsys profile -o trace torchrun --nproc-per-node=2 train.py", 2),
         ("bash -c 'OMP_NUM_THREADS=1 torchrun --nproc-per-node=2 train.py --x \"a b\" 2> log'", 2),
+        ("bash -c 'export A=1 B=2; export C=\"3 4\" && torchrun --nproc-per-node=2 train.py'", 2),
         ("mpirun -np 4 bash -c 'exec python train.py -n 3'", 4),
         # The number is that of GPUs, of an allocation, of a file, or what the script does itself.
         ("torchrun --nproc-per-node=gpu train.py", None),

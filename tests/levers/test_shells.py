@@ -56,6 +56,9 @@ def received(words: list[str]) -> list[str]:
         "torchrun \\\n  pretrain_gpt.py \\\n  --x 1\n",
         "torchrun ./pretrain_gpt.py --glob *.none --home ~/x",
         "./pretrain_gpt.py --x",
+        "export A=1; torchrun pretrain_gpt.py --x",
+        "export B='a;b' A=2 &&\n  torchrun pretrain_gpt.py 2> log --x",
+        "export B=\nexport A=3\nA=4 torchrun pretrain_gpt.py",
     ],
 )
 @pytest.mark.parametrize(
@@ -104,6 +107,9 @@ def test_options_in_front_of_the_script_and_in_files_are_put_into_the_text(folde
         "torchrun pretrain_gpt.py; echo done": "(pretrain_gpt.py;)",
         "torchrun pretrain_gpt.py &": "(&)",
         "torchrun pretrain_gpt.py $ARGS": "($ARGS)",
+        "export A=$B; torchrun pretrain_gpt.py": "(A=$B;)",
+        "export A=1; torchrun pretrain_gpt.py; echo done": "(pretrain_gpt.py;)",
+        "export A=1;": "command; give",
         'torchrun pretrain_gpt.py "$@"': '("$@")',
         "torchrun pretrain_gpt.py `cat args`": "(`cat)",
         "torchrun pretrain_gpt.py # --x": "(#)",
