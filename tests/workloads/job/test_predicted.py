@@ -128,7 +128,7 @@ def test_predictions_can_be_queried(tmp_path: Path, one_bucket: Path) -> None:
     of_traces = rows("predict", tmp_path / "sweep")
 
     assert found == [row for row in of_traces if row["gain_us"] > 0.05 * row["step_us"]]
-    assert [row["change"] for row in found] == ["ddp.bucket_cap_mb=25", "link.times=2"]
+    assert [row["change"] for row in found] == ["kernels.fused=true", "ddp.bucket_cap_mb=25", "link.times=2"]
     assert read(tmp_path / "sweep", "predictions").equals(read_prediction(tmp_path / "sweep"))
     analyze("query", tmp_path, "--predictions", "cause == 'none'").assert_error("leave out --predictions")
     analyze("query", tmp_path / "sweep" / "none", "--predictions").assert_error("none")
