@@ -244,7 +244,8 @@ def _worth_trying(
         lines.append(f"communication is exposed for {as_percent(share)} of it{why}")
         lines += [f"  {cause} {as_percent(share)}: {CAUSES[cause].meaning}" for cause, share in causes.items()]
     lines += [f"caveat: {warning}" for warning in dict.fromkeys(chain.from_iterable(one.warnings for one in first))]
-    lines.append(f"{len(tried)} values of levers apply" + (", by the gain that is expected:" if tried else ""))
+    values = "1 value of a lever applies" if len(tried) == 1 else f"{len(tried)} values of levers apply"
+    lines.append(values + (", by the gain that is expected:" if tried else ""))
     width = max((len(one.name) for one in tried), default=0)
     lines += [f"  {one.name:{width}}  {one.in_words}" for one in tried]
     if not_allowed:

@@ -133,6 +133,16 @@ def test_what_one_rank_alone_computes_can_be_left_out() -> None:
     assert replayed_us(changed) == pytest.approx(as_recorded_us - 2000 / 2)
 
 
+def test_equal_hosts_cannot_be_told_of_one_that_has_launched_ahead_of_the_recording() -> None:
+    made = graph(training(), training()).copy()
+    hosts.equal_ranks(made.copy())
+    for node in made.nodes:
+        if node.kind == "launch" and node.rank == 1:
+            node.delay_ns = 2 * replayed_us(made) * 1000
+    with pytest.raises(CannotTell, match=r"The host of rank 1 took .* had begun before them"):
+        hosts.equal_ranks(made)
+
+
 def test_what_does_not_apply_cannot_be_told() -> None:
     made = graph(training(), training())
 

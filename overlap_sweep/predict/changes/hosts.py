@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from statistics import mean
 
-from overlap_sweep.diagnosis import NEVER
+from overlap_sweep.diagnosis import NEVER, as_share
 from overlap_sweep.predict.graph import CannotTell, Node, StepGraph
+
+MOST_AHEAD = 1.1
+"""Time that a rank's host may take to launch what runs in the recorded steps, over their time."""
 
 
 def without_sync(graph: StepGraph) -> None:
@@ -55,6 +58,7 @@ def equal_ranks(graph: StepGraph) -> None:
     long."""
     if graph.ranks < 2:
         raise CannotTell("Only one rank was recorded.")
+    _refuse_what_was_launched_ahead(graph)
     met: dict[tuple[int, int], int] = defaultdict(int)
     took_ns: dict[_Part, list[float]] = defaultdict(lambda: [0.0] * graph.ranks)
     chosen: list[tuple[Node, _Part]] = []
@@ -71,6 +75,23 @@ def equal_ranks(graph: StepGraph) -> None:
             node.duration_ns *= factor
         else:
             node.delay_ns *= factor
+
+
+def _refuse_what_was_launched_ahead(graph: StepGraph) -> None:
+    """Raises CannotTell if a rank's host takes longer than its steps: it has launched ahead before them, as where the
+    profiler slows it down, and equal hosts would have to do without that."""
+    if not graph.on_device:
+        return
+    for rank in range(graph.ranks):
+        own = [node for node in graph.nodes if node.rank == rank]
+        host_ns = sum(node.delay_ns for node in own if node.kind == "launch" and node.after)
+        ran = [node for node in own if node.kind in ("compute", "comm")]
+        took_ns = max(node.recorded_ns[1] for node in ran) - min(node.recorded_ns[0] for node in ran)
+        if host_ns > MOST_AHEAD * took_ns:
+            raise CannotTell(
+                f"The host of rank {rank} took {as_share(host_ns / took_ns)} of the recorded steps' time to launch them, and "
+                "had begun before them; record more steps."
+            )
 
 
 def without_surplus(graph: StepGraph) -> None:
