@@ -88,9 +88,10 @@ def _refuse_what_was_launched_ahead(graph: StepGraph) -> None:
         ran = [node for node in own if node.kind in ("compute", "comm")]
         took_ns = max(node.recorded_ns[1] for node in ran) - min(node.recorded_ns[0] for node in ran)
         if host_ns > MOST_AHEAD * took_ns:
+            share = as_share(host_ns / took_ns)
             raise CannotTell(
-                f"The host of rank {rank} took {as_share(host_ns / took_ns)} of the recorded steps' time to launch them, and "
-                "had begun before them; record more steps."
+                f"The host of rank {rank} took {share} of the recorded steps' time to launch them, and had begun "
+                "before them; record more steps."
             )
 
 
