@@ -162,17 +162,10 @@ def candidates(recorded: Recorded, chosen: Mapping[str, Lever]) -> tuple[list[Ca
         is_seen = lever.constructor is not None and (name, value) in recorded.inspected
         if not (is_seen or _may_change(lever, value, known)):
             continue
-        if known and known.gain == 0:
-            useless[name, value] = "it is predicted to change nothing"
-            continue
-        if known and known.gain < WORTH and not _is_called_for(lever, recorded):
-            most = max(known.gain, 0.0)
-            useless[name, value] = f"no cause calls for it, and it could gain {most:.1%} of a step at most"
-            continue
-        # What the host does not do, such as to wait for data, it cannot be spared.
-        not_done = untold.get(change, "") if change in parts_of_host else ""
-        if not known and (reason := not_done or _uncalled(name, lever, recorded)):
-            useless[name, value] = reason.removesuffix(".")
+        # What a training does not do, such as to wait for data or to compute again, it cannot be spared.
+        not_done = untold.get(change, "") if change in parts_of_host or not lever.causes else ""
+        if reason := _why_useless(name, lever, known, not_done, recorded):
+            useless[name, value] = reason
             continue
         purpose = next((one for one in recorded.purposes if is_of_groups(lever) and one.is_meant(value)), None)
         of_collective = (own for one, own in recorded.collectives.items() if lever.is_for(one, value))
@@ -227,6 +220,18 @@ def _not_here(name: str, lever: Lever, recorded: Recorded, chosen: Mapping[str, 
             return f"collecting garbage takes {share:.1%} of a step"
     # Of what has a bound that is looked at first.
     return "" if lever.at_most else _uncalled(name, lever, recorded)
+
+
+def _why_useless(name: str, lever: Lever, known: Expected | None, not_done: str, recorded: Recorded) -> str:
+    """Returns why a value can gain nothing worth a trial, by what is predicted of it; empty if it may. `not_done`: that
+    the training does nothing of what it would spare."""
+    if known is None:
+        return not_done.removesuffix(".") or _uncalled(name, lever, recorded)
+    if known.gain == 0:
+        return "it is predicted to change nothing"
+    if known.gain < WORTH and not _is_called_for(lever, recorded):
+        return f"no cause calls for it, and it could gain {max(known.gain, 0.0):.1%} of a step at most"
+    return ""
 
 
 def _uncalled(name: str, lever: Lever, recorded: Recorded) -> str:

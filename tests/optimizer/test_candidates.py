@@ -166,11 +166,11 @@ def test_a_lever_needs_a_finding_whose_evidence_is_what_it_mends() -> None:
     assert tried["allocator.expandable_segments=true"].in_words == "+3.8%, at most 10.0% (straggler)"
 
 
-def test_what_the_host_does_not_do_it_cannot_be_spared() -> None:
-    training, wanted = Training(libraries={"nccl"}), ("host.non_blocking", "host.compile_blocks")
-    bounds = {"host.sync=none": None, "kernels.fused=true+host.launch=graph": None}
+def test_what_a_training_does_not_do_it_cannot_be_spared() -> None:
+    training, wanted = Training(libraries={"nccl"}), ("host.non_blocking", "host.compile_blocks", "activations")
+    bounds = dict.fromkeys(("host.sync=none", "kernels.fused=true+host.launch=graph", "activations.recompute=false"))
     tried, left_out = found(*wanted, training=training, shares={"host_bound": 0.3}, times_us=bounds)
-    assert left_out == {"host.non_blocking": "no sizes"}
+    assert left_out == {"host.non_blocking": "no sizes", "activations.recompute": "no sizes"}
     assert tried["host.compile_blocks=true"].in_words == "+11.4%, at most 30.0% (host_bound)"
 
 

@@ -82,11 +82,13 @@ def _refuse_what_was_launched_ahead(graph: StepGraph) -> None:
     profiler slows it down, and equal hosts would have to do without that."""
     if not graph.on_device:
         return
-    for rank in range(graph.ranks):
-        own = [node for node in graph.nodes if node.rank == rank]
-        host_ns = sum(node.delay_ns for node in own if node.kind == "launch" and node.after)
-        ran = [node for node in own if node.kind in ("compute", "comm")]
-        took_ns = max(node.recorded_ns[1] for node in ran) - min(node.recorded_ns[0] for node in ran)
+    ran = [node for node in graph.nodes if node.kind in ("compute", "comm")]
+    took_ns = max(node.recorded_ns[1] for node in ran) - min(node.recorded_ns[0] for node in ran)
+    launching_ns: dict[int, float] = defaultdict(float)
+    for node in graph.nodes:
+        if node.kind == "launch" and node.after:
+            launching_ns[node.rank] += node.delay_ns
+    for rank, host_ns in launching_ns.items():
         if host_ns > MOST_AHEAD * took_ns:
             share = as_share(host_ns / took_ns)
             raise CannotTell(
