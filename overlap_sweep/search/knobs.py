@@ -22,21 +22,18 @@ change by chance (`disturbed_baselines`), as they are.
 """
 
 import re
-import sys
 from collections.abc import Generator, Iterator, Sequence
 
 from overlap_sweep.config import Search
-from overlap_sweep.search import Setting, disturbed_baselines
-from overlap_sweep.search.knob_trail import Answer, KnobTrail, Steps, one_by_one, proof_team, with_values
+from overlap_sweep.search import Setting
+from overlap_sweep.search.knob_trail import Answer, KnobTrail, Steps, with_values
 from overlap_sweep.search.prior import Prior
+from overlap_sweep.search.proof import alternate, prove, rounds_of, rounds_wanted
 from overlap_sweep.search.undecided import rivals
 
 OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemory", re.IGNORECASE)
 """Matches the reason of a point that ran out of memory, in the words of PyTorch, CUDA and other libraries."""
 
-LEAST_FREEDOM = 2
-"""Degrees of freedom of a proof (measurements of settings beyond each one's first) that show its noise: two rounds of
-two settings."""
 CONTENDERS = 3
 """Most settings that are measured again while noise hides which is fastest."""
 LOOK_AGAIN = 6
@@ -57,7 +54,7 @@ def search(trail: KnobTrail, effort: Search) -> Steps:
     yield from _descend(trail, effort, settled)
     if len(settled) < len(everything) and not trail.cut:
         yield from _descend(trail, effort, everything)
-    yield from _prove(trail, effort, (yield from _most_likely(trail, effort)))
+    yield from prove(trail, effort, (yield from _most_likely(trail, effort)))
     if trail.prior:
         yield from _go_on(trail, effort)
 
@@ -80,7 +77,7 @@ def _descend(trail: KnobTrail, effort: Search, knobs: Sequence[int]) -> Steps:
         best = trail.best
         # The next round starts from the new best, so its lead is confirmed first.
         if best != origin and len(trail.found.of[best]) < min(2, effort.repeats):
-            if trail.room() < 2 + 2 * _rounds(effort):
+            if trail.room() < 2 + 2 * rounds_wanted(effort):
                 # All that is left of the budget is for the proof, which confirms it, too.
                 return
             simpler = (s for s in trail.found.of if trail.simplicity(s)[0] < trail.simplicity(best)[0])
@@ -243,9 +240,9 @@ def _most_likely(trail: KnobTrail, effort: Search) -> Generator[Sequence[Setting
     if not trail.prior or best == trail.baseline:
         return best
     close = [one for one in rivals(trail) if one != best and not trail.found.beats(best, one)][: CONTENDERS - 1]
-    yield from _alternate(trail, effort, best, close)
+    yield from alternate(trail, effort, best, close)
     proof = trail.proof
-    gains = {one: proof.share(trail.baseline, one) for one in (best, *close) if _rounds_of(trail, one) >= 2}
+    gains = {one: proof.share(trail.baseline, one) for one in (best, *close) if rounds_of(trail, one) >= 2}
     if not gains:
         return best
     fastest = max(gains, key=lambda one: gains[one].interval[0])
@@ -268,96 +265,7 @@ def _go_on(trail: KnobTrail, effort: Search) -> Steps:
         yield from trail.prove(members if turn % 2 == 0 else members[::-1])
         lost |= {*members} - trail.proof.rounds[-1].keys()
         for best in members[1:]:
-            if _rounds_of(trail, best) >= _rounds(effort) and trail.proof.beats(best, trail.baseline):
+            if rounds_of(trail, best) >= rounds_wanted(effort) and trail.proof.beats(best, trail.baseline):
                 trail.chosen = None
-                yield from _prove(trail, effort, best)
+                yield from prove(trail, effort, best)
                 break
-
-
-def _prove(trail: KnobTrail, effort: Search, best: Setting) -> Steps:
-    """Measures the best against the baseline and against itself without each of its changes, and reverts changes that
-    do not help. If the budget does not allow that, the search's best stays, unproven."""
-    fastest = best
-    instead: Setting | None = None
-    while best != trail.baseline:
-        yield from _alternate(trail, effort, best)
-        proof = trail.proof
-        if not {trail.baseline, best} <= proof.of.keys():
-            return
-        if disturbed := trail.found.disturbed or disturbed_baselines([*trail.found.of.values(), *proof.of.values()]):
-            proof = trail.proof = proof.by_time(disturbed)
-        elif not proof.agrees(trail.baseline, best):
-            proof = trail.proof = proof.by_time()
-        if instead and proof.beats(fastest, best):
-            # Each change was useless while the others were there, but one of them is needed.
-            best, instead = instead, None
-            continue
-        if _is_open(trail, effort, best):
-            trail.cut = True
-            trail.notes.append(f"The budget ended before the proof was complete: {_seen(trail, effort, best)}")
-            return
-        if trail.chosen:
-            trail.notes.append(f"{trail.name(trail.chosen, best)} does not help with the other changes; reverted")
-        trail.chosen = best
-        if not proof.beats(best, trail.baseline):
-            trail.notes.append(f"Seemed faster, but not beyond the noise of the proof: {_seen(trail, effort, best)}")
-            trail.chosen = trail.baseline
-            break
-        # Small losses add up, so each reverted setting is also compared with the search's best.
-        idle = [
-            setting
-            for setting in one_by_one(trail, best, trail.baseline).values()
-            if setting in proof.of and not proof.beats(best, setting) and not proof.beats(fastest, setting)
-        ]
-        if not idle:
-            break
-        one = min(idle, key=proof.time_us)
-        every = with_values(best, {index: trail.baseline[index] for s in idle for index in trail.changed(s, best)})
-        known_worse = every in proof.of and proof.beats(fastest, every)
-        best, instead = (one, None) if known_worse or not trail.possible(every) else (every, one)
-    yield from trail.measure([setting for setting in one_by_one(trail, trail.baseline, trail.best).values() if setting])
-
-
-def _is_open(trail: KnobTrail, effort: Search, best: Setting) -> bool:
-    """Returns whether the budget cut the proof short while the best was faster, but not yet beyond the noise, which one
-    round alone does not show."""
-    gain = trail.proof.gain(trail.baseline, best)
-    proven = gain.time_us > gain.noise_us and trail.proof.freedom >= LEAST_FREEDOM
-    return trail.proof_cut and _rounds_of(trail, best) < _rounds(effort) and gain.time_us > 0 and not proven
-
-
-def _seen(trail: KnobTrail, effort: Search, best: Setting) -> str:
-    """Returns what the proof measured."""
-    proof, base = trail.proof, trail.baseline
-    times = f"took {proof.time_us(best):,.1f} us instead of {proof.time_us(base):,.1f}"
-    held = _rounds_of(trail, best)
-    rounds = f"after {held} of {max(held, _rounds(effort))} rounds"
-    return f"{trail.name(best)} {times} {rounds}, noise {proof.gain(base, best).noise_us:,.1f}"
-
-
-def _rounds_of(trail: KnobTrail, best: Setting) -> int:
-    return min(len(trail.proof.of.get(setting, [])) for setting in (trail.baseline, best))
-
-
-def _rounds(effort: Search) -> int:
-    return max(2, effort.repeats)
-
-
-def _alternate(trail: KnobTrail, effort: Search, best: Setting, others: Sequence[Setting] = ()) -> Steps:
-    """Measures rounds of the best's proof team, with others if the budget has room for them; if it allows less than
-    two, only of the best and the baseline."""
-    team = [setting for setting in proof_team(trail, best) if setting not in trail.proof.of]
-    all_of_them = list(dict.fromkeys([*team, *others]))
-    new = all_of_them if trail.room() >= _rounds(effort) * len(all_of_them) else team
-    if not new:
-        return
-    # The best takes part again, since its earlier samples did not alternate with the new settings.
-    members = list(dict.fromkeys([*new, best]))
-    rounds = min(_rounds(effort), int(min(trail.room(), sys.maxsize)) // len(members))
-    if rounds < 2:
-        trail.cut, members = True, [setting for setting in (trail.baseline, best) if setting in members]
-        rounds = min(_rounds(effort), int(trail.room()) // len(members))
-    trail.proof_cut = trail.proof_cut or rounds < _rounds(effort)
-    for turn in range(rounds):
-        # In alternating order, so that steady drift affects all alike.
-        yield from trail.prove(members if turn % 2 == 0 else members[::-1])
