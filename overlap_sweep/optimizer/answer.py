@@ -53,7 +53,10 @@ class Trial(msgspec.Struct, kw_only=True):
     """Ends of the gain's 95 % confidence interval."""
     high: float | None
     expected: Expected | None
-    """What was expected of it before, of a single lever; None if nothing was."""
+    """What was expected before of the lever that was tried with it; None if nothing was."""
+    added: float | None
+    """Share of the time of the best setting until then that this lever saves, which was tried on top of it; None where
+    several were."""
     effect: str
     """What it changed in what ran; empty without traces."""
     results: str
@@ -234,6 +237,7 @@ def _trial(one: searched.Trial) -> Trial:
         low=low,
         high=high,
         expected=one.expected,
+        added=one.added.share if one.added else None,
         effect=one.effect,
         results=one.results,
         note=one.note,

@@ -165,9 +165,11 @@ def _knob_search_lines(search: KnobSearch) -> Iterator[str]:
         if search.best:
             yield f"  {pasted(search)}"
         if search.contributions:
-            rows = [("knob", "baseline", "best", "gain alone", "gain in the best setting")]
+            on_top = any(one.added for one in search.contributions)
+            first = "gain on top of those before" if on_top else "gain alone"
+            rows = [("knob", "baseline", "best", first, "gain in the best setting")]
             for one in search.contributions:
-                gains = _in_brief(one.alone), _in_brief(one.taken_away)
+                gains = _in_brief(one.added if on_top else one.alone), _in_brief(one.taken_away)
                 rows.append((one.key.removeprefix(LEVERS), one.baseline, one.value, *gains))
             yield from (f"  {line}" for line in _aligned(rows, texts=3))
         combinations = counted(search.grid, "combination")
@@ -212,4 +214,4 @@ def _aligned(rows: Sequence[Sequence[str]], texts: int) -> Iterator[str]:
 
 
 def _in_brief(gain: Gain | None) -> str:
-    return "not possible" if gain is None else gain.in_brief
+    return "not measured" if gain is None else gain.in_brief

@@ -161,9 +161,11 @@ class Contribution(msgspec.Struct, kw_only=True):
     baseline: str
     value: str
     alone: Gain | None
-    """Gain of changing only this knob in the baseline; null if it cannot be measured."""
+    """Gain of changing only this knob in the baseline; null if it was not measured."""
     taken_away: Gain | None
-    """Gain of the best setting over itself with this knob at the baseline's value; null if it cannot be measured."""
+    """Gain of the best setting over itself with this knob at the baseline's value; null if it was not measured."""
+    added: Gain | None = None
+    """Gain over the best setting until then, where changes are tried one on top of the other; else null."""
 
 
 class Expected(msgspec.Struct, frozen=True):
@@ -197,6 +199,11 @@ class TriedKnobs(msgspec.Struct, kw_only=True):
     """Number of measurements in the search, without those of the proof."""
     gain: Gain | None = None
     """Over the baseline; null of the baseline itself."""
+    change: str = ""
+    """What was tried with it, on top of the best setting until then, as `KEY=VALUE`; empty where that was more than one
+    change."""
+    added: Gain | None = None
+    """What that gained over the setting that it was tried on; null if `change` is empty."""
     points: list[str] = []
     """Names of the points that measured it, those of the proof included."""
 
@@ -206,6 +213,8 @@ class FailedKnobs(msgspec.Struct, kw_only=True):
 
     changed: dict[str, str]
     reason: str
+    change: str = ""
+    """As of what was measured."""
     points: list[str] = []
     """Names of the points that measured it, if it must not be used."""
 
@@ -293,9 +302,10 @@ class KnobSearch(msgspec.Struct, kw_only=True):
         """Returns whether the answer overrides the ranking of the single points."""
         return self.answered and (self.proven or not self.best or bool(self.verdict))
 
-    def expected_of(self, changed: Mapping[str, str]) -> Expected | None:
-        """Returns what was expected of a setting; None of several changes, and where nothing was."""
-        names = [f"{key}={value}" for key, value in changed.items()]
+    def expected_of(self, changed: Mapping[str, str], change: str = "") -> Expected | None:
+        """Returns what was expected of a setting, or of the `change` that was tried with it; None of several changes,
+        and where nothing was."""
+        names = [change] if change else [f"{key}={value}" for key, value in changed.items()]
         return self.expected.get(names[0]) if len(names) == 1 else None
 
     @property

@@ -261,11 +261,15 @@ def _noise(measurements: Sequence[Sequence[Estimate]]) -> float:
 
 def _spread(groups: Iterable[Sequence[float]], deviations: float) -> float:
     """Returns the largest expected deviation of a single value, as a fraction: `deviations` times the pooled standard
-    deviation within groups, each as a fraction of its mean, widened for few values much as in Student's distribution.
-    """
+    deviation within groups, each as a fraction of its mean, more for few values."""
     repeated = [[value / statistics.fmean(group) for value in group] for group in groups if len(group) > 1]
     freedom = sum(len(group) - 1 for group in repeated)
     if not freedom:
         return 0.0
     deviation = math.sqrt(sum(standard_deviation(g) ** 2 * (len(g) - 1) for g in repeated) / freedom)
-    return deviations * (1 + deviations / (2 * freedom)) * deviation
+    return certain(deviations, freedom) * deviation
+
+
+def certain(deviations: float, freedom: int) -> float:
+    """Returns the number of standard deviations, widened for few values much as in Student's distribution."""
+    return deviations * (1 + deviations / (2 * freedom))

@@ -161,7 +161,12 @@ def answer(trail: KnobTrail, points: Mapping[Setting, list[str]]) -> KnobSearch:
     search = KnobSearch(label="", overrides=[], knobs=knobs, notes=[*trail.drops, *trail.notes], grid=trail.grid)
     base = trail.baseline
     search.failed = [
-        FailedKnobs(changed=trail.overrides(setting), reason=reason, points=points.get(setting, []))
+        FailedKnobs(
+            changed=trail.overrides(setting),
+            reason=reason,
+            change=_change(trail, setting),
+            points=points.get(setting, []),
+        )
         for setting, reason in trail.failed.items()
     ]
     if trail.prior:
@@ -182,10 +187,12 @@ def answer(trail: KnobTrail, points: Mapping[Setting, list[str]]) -> KnobSearch:
     search.over_none = _over_none(samples, best)
     search.disturbed = samples.disturbed
     search.by_time = not samples.paired and (best != base or samples.disturbed is not None)
-    search.contributions = [_contribution(trail, best, index) for index in trail.changed(best)]
+    tried = list(trail.effects)
+    order = sorted(trail.changed(best).items(), key=lambda one: tried.index(one) if one in tried else len(tried))
+    search.contributions = [_contribution(trail, best, index) for index, _ in order]
     search.settings = len(trail.found.of) + len(trail.failed)
     for setting in sorted(trail.found.of, key=trail.found.time_us):
-        found = trail.found.estimate(setting)
+        found, change = trail.found.estimate(setting), _change(trail, setting)
         search.tried.append(
             TriedKnobs(
                 changed=trail.overrides(setting),
@@ -193,10 +200,18 @@ def answer(trail: KnobTrail, points: Mapping[Setting, list[str]]) -> KnobSearch:
                 noise_us=found.noise_us,
                 measurements=len(trail.found.of[setting]),
                 gain=None if setting == base else trail.compared(setting),
+                change=change,
+                added=trail.found.share(trail.tried_on[setting], setting) if change else None,
                 points=points.get(setting, []),
             )
         )
     return search
+
+
+def _change(trail: KnobTrail, setting: Setting) -> str:
+    """Returns the single change that was tried with the setting, where they are tried one on top of the other."""
+    changes = [*trail.changed(setting, trail.tried_on.get(setting, setting)).items()]
+    return trail.name_of(changes[0]) if len(changes) == 1 else ""
 
 
 def _contribution(trail: KnobTrail, best: Setting, index: int) -> Contribution:
@@ -207,6 +222,7 @@ def _contribution(trail: KnobTrail, best: Setting, index: int) -> Contribution:
         value=best[index],
         alone=trail.compared(with_it) if with_it else None,
         taken_away=trail.compared(best, without) if without else None,
+        added=trail.effects.get((index, best[index])) if trail.tried_on else None,
     )
 
 

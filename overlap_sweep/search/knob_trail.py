@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from overlap_sweep.results.gain import Gain
-from overlap_sweep.search import Failure, Samples, Setting
+from overlap_sweep.search import DEVIATIONS, Failure, Samples, Setting, certain
 from overlap_sweep.search.prior import Change, Prior
 from overlap_sweep.workloads import Sample
 
@@ -15,6 +15,8 @@ PROOF_DEVIATIONS = 2.6
 
 LEAST_IN_PROOF = 2
 """Measurements of a setting in the proof from which on they say more than those of the search."""
+MOST_KEPT = 3
+"""Most rounds of a proof that are kept free while changes are tried."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,8 @@ class KnobTrail:
     """Slowdown of values that are not tried again, as a fraction, by knob's index and value."""
     left_out: dict[tuple[int, str], float] = field(default_factory=dict)
     """The most that values were expected to gain, as a share, of which none was measured for that reason."""
+    tried_on: dict[Setting, Setting] = field(default_factory=dict)
+    """The setting that one was made of by changing something, where changes are tried one on top of the other."""
     notes: list[str] = field(default_factory=list)
     cut: bool = False
     """Whether measurements were left out because the budget ended."""
@@ -163,8 +167,23 @@ class KnobTrail:
 
     def measure_again(self, settings: Sequence[Setting]) -> Steps:
         """Measures each setting once more, as long as enough points are left for the shortest proof."""
-        proof_points = 2 * len(proof_team(self, self.best)) if self.found.of and self.chosen is None else 0
-        yield from self._request(settings, self.found, self.room() - proof_points)
+        yield from self._request(settings, self.found, self.room() - self.kept_for_proof)
+
+    def try_on(self, top: Setting, setting: Setting) -> Steps:
+        """Measures the setting, which is `top` with something changed, if it is new and possible."""
+        if setting != top:
+            self.tried_on.setdefault(setting, top)
+            yield from self.measure([setting])
+
+    @property
+    def kept_for_proof(self) -> int:
+        """Returns the points that the shortest proof of the best takes: that of all its changes, or, where something is
+        expected of them, so that each was faster than what was there before, of all together."""
+        if not self.found.of or self.chosen is not None or self.best == self.baseline:
+            return 0
+        if self.prior:
+            return 2 * least_rounds(self, self.best)
+        return 2 * len(proof_team(self, self.best))
 
     def prove(self, settings: Sequence[Setting]) -> Steps:
         """Measures each setting once more for the proof, in turns."""
@@ -207,6 +226,20 @@ def proof_team(trail: KnobTrail, best: Setting) -> list[Setting]:
     """Returns the settings of a proof: the baseline, the best, and the best without each of its changes."""
     without = [setting for setting in one_by_one(trail, best, trail.baseline).values() if setting]
     return list(dict.fromkeys([trail.baseline, best, *without])) if best != trail.baseline else []
+
+
+def least_rounds(trail: KnobTrail, best: Setting) -> int:
+    """Returns the rounds of the best and the baseline by which a proof would show its gain, with the noise so far: 2 at
+    least, MOST_KEPT at most."""
+    base, gain = trail.found.estimate(trail.baseline), trail.compared(best)
+    if gain is None:
+        return LEAST_IN_PROOF
+    deviation = base.noise_us / base.time_us * math.sqrt(len(trail.found.of[trail.baseline])) / DEVIATIONS
+    for rounds in range(LEAST_IN_PROOF, MOST_KEPT):
+        # As `Samples` states the noise of a gain, of two settings.
+        if certain(PROOF_DEVIATIONS, 2 * (rounds - 1)) * deviation * math.sqrt(2 / rounds) < gain.share:
+            return rounds
+    return MOST_KEPT
 
 
 def one_by_one(trail: KnobTrail, setting: Setting, other: Setting) -> dict[int, Setting | None]:

@@ -9,37 +9,31 @@ few measurements, and not miss those that help only together.
    slower beyond the noise. Together, small effects add up and knobs that need each other show. A value that is refused
    alone is tried with each single change that makes it valid.
 3. The best is the simplest setting that ties with the fastest. From it, single changes that had an effect are measured
-   again, since the effect may differ now (where something was expected of changes, only those that helped); those
-   without an effect only jointly. This ends when the best stays the same.
+   again, since the effect may differ now; those without an effect only jointly. This ends when the best stays the same.
 4. Knobs that need new worker processes join after the others have settled.
 5. Proof: the best, the baseline, and the best without each of its changes are measured again in alternation. Only a
    setting that is faster there is reported, and changes that contribute nothing beyond the noise are reverted.
-6. Where something was expected of changes, what may still be faster goes on taking turns with the baseline as long as
-   the budget lasts (`undecided`).
+
+Where something is expected of changes, fewer measurements are made (`climb`).
 
 Times are compared relative to each point's own baseline, or, where repeated measurements show that the baselines
 change by chance (`disturbed_baselines`), as they are.
 """
 
 import re
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from overlap_sweep.config import Search
 from overlap_sweep.search import Setting
-from overlap_sweep.search.knob_trail import Answer, KnobTrail, Steps, with_values
-from overlap_sweep.search.prior import Prior
-from overlap_sweep.search.proof import alternate, prove, rounds_of, rounds_wanted
-from overlap_sweep.search.undecided import rivals
+from overlap_sweep.search.climb import climb
+from overlap_sweep.search.knob_trail import KnobTrail, Steps, with_values
+from overlap_sweep.search.proof import prove
 
 OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemory", re.IGNORECASE)
 """Matches the reason of a point that ran out of memory, in the words of PyTorch, CUDA and other libraries."""
 
 CONTENDERS = 3
 """Most settings that are measured again while noise hides which is fastest."""
-LOOK_AGAIN = 6
-"""Changes that are tried one by one before the setting that they are compared with is measured once more."""
-MOST_TURNS = 50
-"""Rounds in turns after which more would say little."""
 
 
 def search(trail: KnobTrail, effort: Search) -> Steps:
@@ -49,14 +43,15 @@ def search(trail: KnobTrail, effort: Search) -> Steps:
         yield from _find_baseline(trail)
     if trail.baseline not in trail.found.of:
         return
+    if trail.prior:
+        yield from climb(trail, trail.prior, effort)
+        return
     settled = [index for index, knob in enumerate(trail.knobs) if not knob.restarts]
     everything = range(len(trail.knobs))
     yield from _descend(trail, effort, settled)
     if len(settled) < len(everything) and not trail.cut:
         yield from _descend(trail, effort, everything)
-    yield from prove(trail, effort, (yield from _most_likely(trail, effort)))
-    if trail.prior:
-        yield from _go_on(trail, effort)
+    yield from prove(trail, effort, trail.best)
 
 
 def _find_baseline(trail: KnobTrail) -> Steps:
@@ -77,9 +72,6 @@ def _descend(trail: KnobTrail, effort: Search, knobs: Sequence[int]) -> Steps:
         best = trail.best
         # The next round starts from the new best, so its lead is confirmed first.
         if best != origin and len(trail.found.of[best]) < min(2, effort.repeats):
-            if trail.room() < 2 + 2 * rounds_wanted(effort):
-                # All that is left of the budget is for the proof, which confirms it, too.
-                return
             simpler = (s for s in trail.found.of if trail.simplicity(s)[0] < trail.simplicity(best)[0])
             yield from trail.measure_again([best, min(simpler, key=trail.found.time_us)])
         if trail.best == origin:
@@ -90,9 +82,7 @@ def _around(trail: KnobTrail, effort: Search, origin: Setting, knobs: Sequence[i
     """Measures the single changes of one setting, and the joint settings that they suggest."""
     changes = [change for change in _changes(trail, origin, knobs) if _is_worthwhile(trail, origin, change)]
     possible = [change for change in changes if trail.possible(change)]
-    if trail.prior:
-        yield from _best_first(trail, trail.prior, effort, origin, possible)
-    elif len(trail.found.of) == 1 and effort.repeats > 1 and possible:
+    if len(trail.found.of) == 1 and effort.repeats > 1 and possible:
         # Repeats the baseline: everything is compared with it, and the repetitions show the noise.
         half = (len(possible) + 1) // 2
         yield from trail.measure_again([*possible[:half], origin, *possible[half:], origin])
@@ -115,34 +105,6 @@ def _around(trail: KnobTrail, effort: Search, origin: Setting, knobs: Sequence[i
         yield from _tell_apart(trail, effort)
 
 
-def _best_first(trail: KnobTrail, prior: Prior, effort: Search, origin: Setting, changes: Sequence[Setting]) -> Steps:
-    """Measures single changes one by one, those first that are expected to gain most by what is known then, and leaves
-    out those that cannot gain what is worth a measurement."""
-    yield from trail.measure_again([origin] * (effort.repeats - len(trail.found.of[origin])))
-    change_of = {setting: next(iter(trail.changed(setting, origin).items())) for setting in changes}
-    left = [setting for setting in changes if setting not in trail.found.of]
-    # What helps is worth nothing unproven: joint settings and the proof get the last of the budget.
-    for_proof, tried = 4 * effort.repeats, 0
-    while left and not trail.cut and (trail.best == trail.baseline or trail.room() >= for_proof):
-        setting = max(left, key=lambda one: prior.gain(change_of[one]))
-        left.remove(setting)
-        change = change_of[setting]
-        if prior.most(change) < effort.worth:
-            trail.left_out[change] = prior.most(change)
-            continue
-        yield from trail.measure([setting])
-        if setting in trail.refused:
-            trail.fixed.add(change[0])
-            left = [other for other in left if change_of[other][0] != change[0]]
-        if origin == trail.baseline and setting in trail.found.of:
-            gain, origin_us = trail.found.gain(origin, setting), trail.found.time_us(origin)
-            prior.learn(change, gain.time_us / origin_us, gain.noise_us / origin_us)
-        tried += 1
-        if (tried % LOOK_AGAIN == 0 or not left) and trail.room() > for_proof:
-            # If the machine has slowed down since, changes seem slower than they are.
-            yield from trail.measure_again([origin])
-
-
 def _changes(trail: KnobTrail, origin: Setting, knobs: Sequence[int]) -> Iterator[Setting]:
     """Yields the setting's single changes, without dropped values."""
     for index in (index for index in knobs if index not in trail.fixed):
@@ -159,8 +121,7 @@ def _is_worthwhile(trail: KnobTrail, origin: Setting, change: Setting) -> bool:
         made = trail.effects.get((index, origin[index]))
         return not made or not made.faster
     effect = trail.effects.get((index, value))
-    # Of a user's training, whose runs take long, what loses alone is not tried on what helps.
-    return not effect or (effect.faster if trail.prior else effect.sure)
+    return not effect or effect.sure
 
 
 def _learn(trail: KnobTrail, effort: Search, origin: Setting, changes: Sequence[Setting]) -> None:
@@ -231,41 +192,3 @@ def _tell_apart(trail: KnobTrail, effort: Search) -> Steps:
         if lead < effort.worth or fastest not in wanting:
             return
         yield from trail.measure_again(wanting)
-
-
-def _most_likely(trail: KnobTrail, effort: Search) -> Generator[Sequence[Setting], Sequence[Answer], Setting]:
-    """Returns the setting to prove. Where several that are expected to gain come close, it is the one that gains most,
-    even if the noise is against it, in the same rounds, or one of fewer changes that it does not beat there."""
-    best = trail.best
-    if not trail.prior or best == trail.baseline:
-        return best
-    close = [one for one in rivals(trail) if one != best and not trail.found.beats(best, one)][: CONTENDERS - 1]
-    yield from alternate(trail, effort, best, close)
-    proof = trail.proof
-    gains = {one: proof.share(trail.baseline, one) for one in (best, *close) if rounds_of(trail, one) >= 2}
-    if not gains:
-        return best
-    fastest = max(gains, key=lambda one: gains[one].interval[0])
-    tied = [one for one in gains if one == fastest or not proof.beats(fastest, one)]
-    return min(tied, key=lambda one: (len(trail.changed(one)), -gains[one].interval[0]))
-
-
-def _go_on(trail: KnobTrail, effort: Search) -> Steps:
-    """Measures the baseline and what may be faster in turns while the budget lasts and nothing is decided; proves what
-    is faster then."""
-    lost: set[Setting] = set()
-    for turn in range(MOST_TURNS):
-        left = [] if trail.chosen not in (None, trail.baseline) else [s for s in rivals(trail) if s not in lost]
-        if not left or trail.baseline in lost or trail.proof_cut:
-            return
-        if trail.room() < 2:
-            trail.cut = True
-            return
-        members = [trail.baseline, *left[:CONTENDERS]][: int(min(trail.room(), CONTENDERS + 1))]
-        yield from trail.prove(members if turn % 2 == 0 else members[::-1])
-        lost |= {*members} - trail.proof.rounds[-1].keys()
-        for best in members[1:]:
-            if rounds_of(trail, best) >= rounds_wanted(effort) and trail.proof.beats(best, trail.baseline):
-                trail.chosen = None
-                yield from prove(trail, effort, best)
-                break

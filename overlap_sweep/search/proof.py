@@ -1,11 +1,20 @@
 """The end of a search over knobs: its best is measured in turns with the baseline and without each of its changes."""
 
+import math
 import sys
 from collections.abc import Sequence
 
 from overlap_sweep.config import Search
 from overlap_sweep.search import Setting, disturbed_baselines
-from overlap_sweep.search.knob_trail import KnobTrail, Steps, one_by_one, proof_team, with_values
+from overlap_sweep.search.knob_trail import (
+    LEAST_IN_PROOF,
+    KnobTrail,
+    Steps,
+    least_rounds,
+    one_by_one,
+    proof_team,
+    with_values,
+)
 
 LEAST_FREEDOM = 2
 """Degrees of freedom of a proof (measurements of settings beyond each one's first) that show its noise: two rounds of
@@ -53,7 +62,9 @@ def prove(trail: KnobTrail, effort: Search, best: Setting) -> Steps:
         every = with_values(best, {index: trail.baseline[index] for s in idle for index in trail.changed(s, best)})
         known_worse = every in proof.of and proof.beats(fastest, every)
         best, instead = (one, None) if known_worse or not trail.possible(every) else (every, one)
-    yield from trail.measure([setting for setting in one_by_one(trail, trail.baseline, trail.best).values() if setting])
+    if not trail.prior:
+        alone = one_by_one(trail, trail.baseline, trail.best)
+        yield from trail.measure([setting for setting in alone.values() if setting])
 
 
 def _is_open(trail: KnobTrail, effort: Search, best: Setting) -> bool:
@@ -82,8 +93,8 @@ def rounds_wanted(effort: Search) -> int:
 
 
 def alternate(trail: KnobTrail, effort: Search, best: Setting, others: Sequence[Setting] = ()) -> Steps:
-    """Measures rounds of the best's proof team, with others if the budget has room for them; if it allows less than
-    two, only of the best and the baseline."""
+    """Measures rounds of the best's proof team, with others if the budget has room for them; if it allows too few of
+    them, of the best and the baseline, and of those of the best's changes that are least sure."""
     team = [setting for setting in proof_team(trail, best) if setting not in trail.proof.of]
     all_of_them = list(dict.fromkeys([*team, *others]))
     new = all_of_them if trail.room() >= rounds_wanted(effort) * len(all_of_them) else team
@@ -91,11 +102,22 @@ def alternate(trail: KnobTrail, effort: Search, best: Setting, others: Sequence[
         return
     # The best takes part again, since its earlier samples did not alternate with the new settings.
     members = list(dict.fromkeys([*new, best]))
-    rounds = min(rounds_wanted(effort), int(min(trail.room(), sys.maxsize)) // len(members))
-    if rounds < 2:
-        trail.cut, members = True, [setting for setting in (trail.baseline, best) if setting in members]
-        rounds = min(rounds_wanted(effort), int(trail.room()) // len(members))
+    room = int(min(trail.room(), sys.maxsize))
+    least = least_rounds(trail, best) if trail.prior else LEAST_IN_PROOF
+    if room < least * len(members):
+        trail.cut = True
+        both = [setting for setting in (trail.baseline, best) if setting in members]
+        others = sorted((one for one in members if one not in both), key=lambda one: _sure(trail, best, one))
+        members = [*both, *others[: max(0, room // least - len(both))]]
+    rounds = min(rounds_wanted(effort), room // len(members))
     trail.proof_cut = trail.proof_cut or rounds < rounds_wanted(effort)
     for turn in range(rounds):
         # In alternating order, so that steady drift affects all alike.
         yield from trail.prove(members if turn % 2 == 0 else members[::-1])
+
+
+def _sure(trail: KnobTrail, best: Setting, without: Setting) -> float:
+    """Returns how many times its noise what `without` lacks has gained in the search; 0 where that is not known."""
+    effects = [trail.effects.get(change) for change in trail.changed(best, without).items()]
+    known = [effect.share / effect.noise if effect.noise else math.inf for effect in effects if effect]
+    return min(known, default=0.0)

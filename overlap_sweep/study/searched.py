@@ -13,7 +13,7 @@ from overlap_sweep.report.searches import by_reason
 from overlap_sweep.report.section import Exhibit
 from overlap_sweep.report.table import Column, Listing, RowText, Table, attribute
 from overlap_sweep.results.gain import NO_GAIN, Gain, gain_over
-from overlap_sweep.results.records import Expected, KnobSearch
+from overlap_sweep.results.records import Expected, FailedKnobs, KnobSearch, TriedKnobs
 from overlap_sweep.study import C, CaseAnalysis, R, SettingRow, Study, Times
 from overlap_sweep.study.analysis import Searches
 
@@ -33,6 +33,9 @@ class Trial:
     gain: Gain | None
     """Of the baseline, or None if it was not measured."""
     expected: Expected | None
+    """Of the change that was tried with it."""
+    added: Gain | None
+    """What that change gained, where it was tried on top of others."""
     row: SettingRow[Times] | None
     """The same setting as it is compared with others; None if no point is ok."""
     note: str
@@ -68,10 +71,19 @@ TRIALS: Table[Trial] = Table(
             high_first=True,
         ),
         Column(
+            "added_gain",
+            lambda trial: trial.added.share if trial.added else None,
+            "What the last change saved, of the time of the best setting until then, which it was tried on.",
+            header="last change",
+            words=lambda trial: trial.added.in_brief if trial.added else "",
+            high_first=True,
+            dropped=5,
+        ),
+        Column(
             "expected_gain",
             lambda trial: trial.expected.gain if trial.expected else None,
-            "The same as it was expected before it was measured, of a single change: predicted, with its interval, or "
-            "at most what a cause costs.",
+            "The gain that was expected of the last change before it was measured: predicted, with its interval, or at "
+            "most what a cause costs.",
             header="expected",
             words=lambda trial: trial.expected.in_words if trial.expected else "",
             high_first=True,
@@ -137,36 +149,71 @@ def _text(trial: Trial) -> RowText:
 
 
 def waterfall(study: Study[C, R], search: KnobSearch) -> Rows:
-    """Returns the baseline, what each change of the best setting gains alone, and what the best setting gains; if that
-    is the baseline, what single changes gain."""
+    """Returns the baseline, what each change of the best setting gains, alone or on top of those before, and what the
+    best setting gains; if that is the baseline, what single changes gain."""
     gains = _gains(search)
     proof = "as proven" if search.proven else "NOT PROVEN"
-    together = f"{'each change alone, then together' if len(gains) > 1 else 'the best setting'}, {proof}"
-    known = [one for changed, _ in gains if (one := search.expected_of(changed))]
+    on_top = any(one.added for one in search.contributions)
+    each = "each change on top of those before, then all" if on_top else "each change alone, then together"
+    together = f"{each if len(gains) > 1 else 'the best setting'}, {proof}"
+    known = [one for step in gains if (one := search.expected_of(step.changed, step.change))]
     return Rows(
         title=search.label,
         subtitle=together if search.best else "each change alone, and none is proven to be faster",
         axis=Axis("gain, share of the baseline's time", ".3~%"),
-        rows=[_row(study, search, changed, gain) for changed, gain in [({}, NO_GAIN), *gains]],
+        rows=[_row(study, search, step) for step in [Step({}, NO_GAIN), *gains]],
         parts=[Key("measured", "gemm")],
         columns=["time us", "gain", "expected"],
         legend=[key for key in (PREDICTED, BOUND) if any(_key(one) is key for one in known)],
     )
 
 
-def _gains(search: KnobSearch) -> list[tuple[dict[str, str], Gain | None]]:
-    """Returns the gains of each change of the best setting alone, if it has several, and of the best setting; if none
-    is better, of the fastest changes of which something was expected."""
+@dataclass(frozen=True)
+class Step:
+    """A bar of the chart."""
+
+    changed: Mapping[str, str]
+    gain: Gain | None
+    change: str = ""
+    """The change that it has on top of the bar before."""
+    before: float = 0.0
+    """What that one gains."""
+
+
+def _gains(search: KnobSearch) -> list[Step]:
+    """Returns the gains of each change of the best setting, if it has several, and of the best setting; if none is
+    better, of the fastest changes of which something was expected."""
     if not search.best:
-        return [(one.changed, one.gain) for one in search.tried if search.expected_of(one.changed)][:MOST_CHANGES]
+        known = [one for one in search.tried if search.expected_of(one.changed)]
+        return [Step(one.changed, one.gain) for one in known[:MOST_CHANGES]]
+    best = Step(search.best, search.gain)
+    if len(search.contributions) < 2:
+        return [best]
+    if any(one.added for one in search.contributions):
+        return [*_on_top(search), best]
     alone = sorted(search.contributions, key=lambda one: -one.alone.share if one.alone else 0.0)
-    several = [({one.key: one.value}, one.alone) for one in alone if len(alone) > 1]
-    return [*several, (search.best, search.gain)]
+    return [*(Step({one.key: one.value}, one.alone) for one in alone), best]
 
 
-def _row(study: Study[C, R], search: KnobSearch, changed: dict[str, str], gain: Gain | None) -> Row:
-    name, expected, is_best = _name(study, changed), search.expected_of(changed), changed == search.best != {}
-    time = as_us((search.baseline_us or 0.0) * gain.ratio) if gain else "not possible"
+def _on_top(search: KnobSearch) -> Iterator[Step]:
+    """Yields the settings with the first of the best setting's changes, with the first two and so on, as far as they
+    were measured."""
+    changed: dict[str, str] = {}
+    before = 0.0
+    for one in search.contributions:
+        changed = {**changed, one.key: one.value}
+        gain = next((tried.gain for tried in search.tried if tried.changed == changed), None)
+        if gain:
+            yield Step(changed, gain, f"{one.key}={one.value}", before)
+            before = gain.share
+
+
+def _row(study: Study[C, R], search: KnobSearch, step: Step) -> Row:
+    gain, expected = step.gain, search.expected_of(step.changed, step.change)
+    is_best = not step.change and step.changed == search.best != {}
+    name = _brief(study, step.change) if step.change else _name(study, step.changed)
+    name = f"+ {name}" if len(step.changed) > 1 and step.change else name
+    time = as_us((search.baseline_us or 0.0) * gain.ratio) if gain else "not measured"
     cells = [time, gain.in_brief if gain else "", expected.in_words if expected else ""]
     low, high = gain.interval if gain else (None, None)
     return Row(
@@ -177,14 +224,14 @@ def _row(study: Study[C, R], search: KnobSearch, changed: dict[str, str], gain: 
         low=low,
         high=high,
         cells=cells,
-        dots=[_dot(expected)] if expected else [],
+        dots=[_dot(expected, step.before)] if expected else [],
         details=dict(zip(("setting", "time us", "gain", "expected"), (name, *cells), strict=True)),
     )
 
 
-def _dot(expected: Expected) -> Dot:
+def _dot(expected: Expected, before: float) -> Dot:
     key = _key(expected)
-    return Dot(expected.gain, expected.low, expected.high, key.colour, key.shape)
+    return Dot(before + expected.gain, before + expected.low, before + expected.high, key.colour, key.shape)
 
 
 def _key(expected: Expected) -> Key:
@@ -199,19 +246,20 @@ def trials(study: Study[C, R], analysis: CaseAnalysis[C, R], search: KnobSearch,
 
     base = row_of(search.baseline_points)
 
-    def trial(changed: Mapping[str, str], gain: Gain | None, row: R | None, note: str, *, is_refused: bool) -> Trial:
-        name, expected = _name(study, changed), search.expected_of(changed)
-        return Trial(name, changed, search.baseline_us or 0.0, gain, expected, row, note, is_refused)
+    def trial(one: TriedKnobs | FailedKnobs, gain: Gain | None, row: R | None, note: str) -> Trial:
+        name, expected = _name(study, one.changed), search.expected_of(one.changed, one.change)
+        added, is_refused = (one.added, False) if isinstance(one, TriedKnobs) else (None, True)
+        return Trial(name, one.changed, search.baseline_us or 0.0, gain, expected, added, row, note, is_refused)
 
     measured = []
     for one in search.tried:
         best = f"best, {'proven' if search.proven else 'NOT PROVEN'}" if one.changed == search.best != {} else ""
-        measured.append(trial(one.changed, one.gain or NO_GAIN, row_of(one.points), best, is_refused=False))
+        measured.append(trial(one, one.gain or NO_GAIN, row_of(one.points), best))
     measured.sort(key=lambda one: (not one.note, -one.gain.share if one.gain else 0.0))
     for other in search.failed:
         row = row_of(other.points)
         gain = gain_over(base.per(analysis.work), row.per(analysis.work)) if base and row else None
-        measured.append(trial(other.changed, gain, row, other.reason, is_refused=True))
+        measured.append(trial(other, gain, row, other.reason))
     return measured
 
 
@@ -221,7 +269,9 @@ def left_out(study: Study[C, R], search: KnobSearch) -> dict[str, str]:
         name: f"at most {most:.1%} faster, by what was expected" if most > 0 else f"at best {-most:.1%} slower"
         for name, most in search.hopeless.items()
     }
-    failed = {_only(one.changed): one.reason for one in search.failed if len(one.changed) == 1}
+    failed = {
+        one.change or _only(one.changed): one.reason for one in search.failed if one.change or len(one.changed) == 1
+    }
     for key, values in search.never_tried.items():
         like = [f"as {_brief(study, name)}: {why}" for name, why in failed.items() if name.startswith(f"{key}=")]
         why = search.stopped or (like[0] if like else "no valid setting has it")
