@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from overlap_sweep.levers.process import Later, NotApplicable
+from overlap_sweep.levers.process import Later, NotApplicable, live
 
 _MODULES = ("torch.utils.checkpoint", "torch.distributed._composable.checkpoint_activation")
 """Those that call what PyTorch's checkpoints are made of, under these names."""
@@ -15,7 +15,8 @@ _GENERATOR, _FUNCTION = "_checkpoint_without_reentrant_generator", "CheckpointFu
 
 def keep(_: bool) -> Later:
     """Has the forward pass keep what torch.utils.checkpoint has the backward pass compute again, from the second step
-    on. NotApplicable if that has no such calls; then nothing is changed."""
+    on, also in a checkpoint_wrapper that is compiled from then on. NotApplicable if that has no such calls; then
+    nothing is changed."""
     return _watched(keeps=True)
 
 
@@ -51,6 +52,11 @@ def _watched(*, keeps: bool) -> Later:
             if (own := getattr(module, name, None)) is not None:
                 replaced.append((module, name, own))
                 setattr(module, name, made(own))
+    if keeps and (wrapper := _wrapper_to_compile()):
+        # A compiler would make an operator of the call inside, in which none of the above is called.
+        calls += 1
+        replaced.append((wrapper, "forward", wrapper.forward))
+        wrapper.forward = _call_inside
     # What was before this is not counted.
     yield False
     if not calls or not keeps:
@@ -60,6 +66,19 @@ def _watched(*, keeps: bool) -> Later:
         raise NotApplicable("a step of this training computes nothing again by torch.utils.checkpoint")
     while True:
         yield True
+
+
+def _wrapper_to_compile() -> Any:
+    """Returns the class of the modules that keep no activations, if there are some and nothing was compiled yet."""
+    wrappers = sys.modules.get("torch.distributed.algorithms._checkpoint.checkpoint_wrapper")
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    if wrappers is None or (dynamo and dynamo.counters["frames"]):
+        return None
+    return wrappers.CheckpointWrapper if live(wrappers.CheckpointWrapper) else None
+
+
+def _call_inside(self: Any, *args: Any, **kwargs: Any) -> Any:
+    return self._checkpoint_wrapped_module(*args, **kwargs)
 
 
 def _nothing() -> Iterator[None]:

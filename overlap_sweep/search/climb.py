@@ -62,9 +62,9 @@ def _one_by_one(
         yield from trail.try_on(top, setting)
         if setting in trail.refused:
             left = [other for other in left if other[0] != change[0]]
-        elif setting in trail.failed and top != trail.baseline:
+        if setting in trail.failed and top != trail.baseline:
             failed.append(change)
-        elif setting in trail.found.of:
+        if setting in trail.found.of:
             gain = trail.effects[change] = trail.found.share(top, setting)
             prior.learn(change, gain, on_top)
             if -gain.share - gain.noise > effort.reach:
@@ -77,7 +77,7 @@ def _one_by_one(
             yield from trail.measure_again([top])
             top = trail.best if trail.found.beats(trail.best, top) else top
     for change in failed:
-        if prior.gain(change, {}) > trail.found.share(trail.baseline, top).share:
+        if prior.most(change, {}) > trail.found.share(trail.baseline, top).share + effort.worth:
             alone = with_values(trail.baseline, dict([change]))
             yield from trail.try_on(trail.baseline, alone)
             top = alone if alone in trail.found.of and trail.found.beats(alone, top) else top

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed._composable import checkpoint as composable
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper, checkpoint_wrapper
 from torch.utils import checkpoint as checkpoints
 
 from overlap_sweep.levers.activations import keep, recomputed
@@ -72,6 +72,9 @@ def _restored(monkeypatch: pytest.MonkeyPatch) -> None:
     for owner in (checkpoints, module):
         monkeypatch.setattr(owner, "_checkpoint_without_reentrant_generator", OWN[0])
     monkeypatch.setattr(checkpoints, "CheckpointFunction", OWN[1])
+    monkeypatch.setattr(CheckpointWrapper, "forward", CheckpointWrapper.forward)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -83,6 +86,31 @@ def test_from_the_second_step_on_nothing_is_computed_again_and_gradients_are_the
 
     assert passes == [2, 1, 1]
     assert all(torch.equal(one, other) for one, other in zip(gradients, kept, strict=True))
+
+
+def test_what_is_compiled_from_then_on_computes_nothing_again_either() -> None:
+    """`host.compile_blocks` compiles a checkpoint_wrapper's own call."""
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
+        graphs.append(graph)
+        return graph
+
+    model = checkpoint_wrapper(nn.Sequential(nn.Linear(4, 4), nn.Tanh()))
+    as_it_is = model(torch.ones(2, 4))
+    lever = keep(False)
+    next(lever)
+    model.compile(backend=backend)
+    compiled = model(torch.ones(2, 4))
+    assert next(lever)
+    assert torch.equal(as_it_is, compiled)
+    assert graphs
+    assert "tag_activation_checkpoint" not in {str(node.target) for graph in graphs for node in graph.graph.nodes}
+    # One that was compiled before is left as it is.
+    lever = keep(False)
+    next(lever)
+    with pytest.raises(NotApplicable):
+        next(lever)
 
 
 def test_whether_something_is_computed_again_is_found_out_without_a_change() -> None:

@@ -146,7 +146,7 @@ def test_changes_are_tried_on_what_has_helped_and_said_so() -> None:
 
 
 def test_what_fails_with_what_helped_is_tried_alone_if_it_may_gain_more() -> None:
-    both = {(0, "1"): predicted(0.1), (1, "1"): predicted(0.09), (2, "1"): bound(0.02, 0.05)}
+    both = {(0, "1"): predicted(0.1), (1, "1"): bound(0.05, 0.13), (2, "1"): bound(0.02, 0.05)}
     factors = {(0, "1"): 0.95, (1, "1"): 0.9}
 
     def out_of_memory(setting: Setting) -> str:
@@ -156,7 +156,7 @@ def test_what_fails_with_what_helped_is_tried_alone_if_it_may_gain_more() -> Non
     trail = training.searched(20)
     assert ("0", "1", "0") in training.asked
     assert trail.chosen == ("0", "1", "0")
-    # It is not, if less is expected of it than was gained.
+    # It is not, if it can gain no more than was gained.
     training = Training(both, {(0, "1"): 0.85, (1, "1"): 0.9}, fails=out_of_memory)
     assert training.searched(20).chosen == ("1", "0", "0")
     assert ("0", "1", "0") not in training.asked
