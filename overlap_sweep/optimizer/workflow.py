@@ -4,8 +4,8 @@
    processes would take.
 2. What each lever that applies is expected to gain follows from that recording: predictions, and bounds by the causes
    that it can mend (`candidates`).
-3. The knob search tries them, what is expected to gain most first, then together what helped, and proves the best in
-   runs that alternate with the command as it is (`search.knobs`).
+3. The knob search tries them, what is expected to gain most first, each on top of what has helped, and proves the best
+   in runs that alternate with the command as it is (`search.climb`).
 """
 
 from __future__ import annotations

@@ -5,8 +5,9 @@ independent of points and launchers. There are two:
 
 - `bisect` searches one pass of an operator (`cell`: its candidate settings and measurements). `tasks` lets forward and
   backward searches share points, and `sweeper` advances all searches of a sweep round by round.
-- `knobs` searches any knobs of any workload and compares them with `Samples` (`knob_trail`: what it has measured);
-  `knob_sweeper` turns them into points.
+- `knobs` searches any knobs of any workload and compares them with `Samples` (`knob_trail`: what it has measured;
+  `climb`: with few measurements, where something is expected of changes; `proof`: how it ends); `knob_sweeper` turns
+  them into points.
 
 For both, `measured` measures points through a Hydra launcher, within a budget.
 """

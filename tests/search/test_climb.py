@@ -99,6 +99,21 @@ LATE = Training(
     {(0, "1"): 0.95, (3, "1"): 0.9, (5, "1"): 0.97},
 )
 """What gains most is expected to be the fourth."""
+FSDP2 = Training(
+    {
+        (0, "1"): predicted(0.091, 0.07),
+        **{(1, value): predicted(gain, 0.07) for value, gain in (("1", 0.083), ("2", 0.081), ("3", 0.08))},
+        **{
+            (2, "1"): bound(0.03, 0.09),
+            (3, "1"): bound(0.02, 0.08),
+            (4, "1"): bound(0.02, 0.05),
+            (5, "1"): bound(0.01, 0.05),
+        },
+    },
+    {(0, "1"): 0.97, (1, "1"): 0.981, (1, "2"): 0.979, (1, "3"): 0.985, (4, "1"): 0.97},
+    noise=0.005,
+)
+"""Five values that gain 2 to 3 %, and three that gain nothing."""
 NOISY = Training({(i, "1"): bound(0.1, 0.3) for i in range(8)}, {(0, "1"): 0.79}, noise=0.04)
 NOTHING = Training({(i, "1"): bound(0.05, 0.1) for i in range(6)}, {})
 

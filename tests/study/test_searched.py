@@ -49,6 +49,37 @@ def test_changes_of_the_answer_stand_beside_what_was_expected_of_them(tmp_path: 
     assert drawn.subtitle == "each change alone, then together, as proven"
 
 
+def test_changes_that_were_tried_one_on_top_of_the_other_stand_so(tmp_path: Path) -> None:
+    parts(tmp_path / "sweep")
+    (search,) = KnobRecord.read(tmp_path / "sweep" / KnobRecord.FILE).searches
+    added = [Gain(0.05, 0.003), Gain(0.016, 0.004)]
+    contributions = [
+        msgspec.structs.replace(one, alone=None, added=gain)
+        for one, gain in zip(search.contributions, added, strict=True)
+    ]
+    last = "job.levers.nccl.max_ctas=8"
+    tried = [msgspec.structs.replace(search.tried[0], change=last, added=added[1]), *search.tried[1:]]
+    chart, table, _ = parts(tmp_path / "sweep", contributions=contributions, tried=tried)
+    assert chart.chart
+    drawn = chart.chart()
+    assert isinstance(drawn, Rows)
+    assert drawn.subtitle == "each change on top of those before, then all, as proven"
+    assert [(row.name, row.ends) for row in drawn.rows] == [
+        ("the baseline", [0.0]),
+        ("ddp.bucket_cap_mb=4", [0.05]),
+        ("+ nccl.max_ctas=8", [0.065]),
+        ("ddp.bucket_cap_mb=4, nccl.max_ctas=8", [0.065]),
+    ]
+    # What was expected of the second is on top of what the first has gained.
+    assert [(dot.at, dot.low, dot.high) for dot in drawn.rows[2].dots] == [pytest.approx((0.0614, 0.05, 0.08))]
+    assert table.listing
+    row = table.listing.rows[0]
+    assert [column.text(row) for column in table.listing.columns][3:5] == [
+        "+1.6% (1.2 to 2.0)",
+        "+1.1%, at most 3.0% (contention)",
+    ]
+
+
 def test_all_trials_are_listed_best_first_and_what_failed_last(tmp_path: Path) -> None:
     _, table, _ = parts(tmp_path / "sweep")
     listing = table.listing
