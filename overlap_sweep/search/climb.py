@@ -76,7 +76,7 @@ def _one_by_one(
             # If the machine has slowed down since, changes seem slower than they are.
             yield from trail.measure_again([top])
             top = trail.best if trail.found.beats(trail.best, top) else top
-    for change in failed:
+    for change in (one for one in failed if one in prior.expected):
         if prior.most(change, {}) > trail.found.share(trail.baseline, top).share + effort.worth:
             alone = with_values(trail.baseline, dict([change]))
             yield from trail.try_on(trail.baseline, alone)

@@ -175,6 +175,18 @@ def test_what_fails_with_what_helped_is_tried_alone_if_it_may_gain_more() -> Non
     training = Training(both, {(0, "1"): 0.85, (1, "1"): 0.9}, fails=out_of_memory)
     assert training.searched(20).chosen == ("1", "0", "0")
     assert ("0", "1", "0") not in training.asked
+    # Nor if nothing is known of what it may gain.
+    knobs = (Knob("a", ("0", "1")), Knob("b", ("0", "1")))
+    trail = KnobTrail(knobs, lambda setting: None, lambda: math.inf, Prior({(0, "1"): predicted(0.1)}))
+    asked: list[Setting] = []
+
+    def answer(setting: Setting) -> Answer:
+        asked.append(setting)
+        failed = Failure("it computes something else")
+        return failed if setting[1] == "1" else Sample((90.0 if setting[0] == "1" else 100.0,) * 5, by_mean=True)
+
+    conduct(search(trail, Search()), lambda wanted: [answer(setting) for setting in wanted])
+    assert (trail.chosen, ("0", "1") in asked) == (("1", "0"), False)
     (failed,) = knob_sweeper.answer(training.searched(20), {}).failed
     assert (failed.changed, failed.change) == ({"a": "1", "b": "1"}, "b=1")
 
